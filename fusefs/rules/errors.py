@@ -1,0 +1,269 @@
+"""Every error that the project raises on purpose, and its form at each door.
+
+Decided here and only here: which errno, HTTP status and exit code an error has, and which hint a
+person gets. `outcome` is the one function that turns any exception into those forms.
+
+Threading: plain values, safe anywhere.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class FsError(Exception):
+    """Something that the file system refuses or cannot do.
+
+    A subclass's docstring is its default message; `hint` says what a person can do about it.
+    Messages name paths, sizes and versions, never contents or secrets.
+    """
+
+    errno: ClassVar[int] = errno.EIO
+    http: ClassVar[int] = 500
+    exit_code: ClassVar[int] = 1
+    hint: ClassVar[str] = ""
+
+    def __init__(self, message: str = "", *, path: str | None = None, hint: str = "") -> None:
+        self.path = path
+        self.message = message or (type(self).__doc__ or "").strip().splitlines()[0].rstrip(".")
+        self.given_hint = hint or type(self).hint
+        super().__init__(self.message)
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path is not None else self.message
+
+
+class NotFound(FsError):
+    """No such file or directory."""
+
+    errno = errno.ENOENT
+    http = 404
+    exit_code = 3
+
+
+class UnknownScope(NotFound):
+    """No such tenant or agent."""
+
+    hint = "List them with `fusefs tenant list` and `fusefs agent list`, or pass --create."
+
+
+class Exists(FsError):
+    """The name exists already."""
+
+    errno = errno.EEXIST
+    http = 409
+    exit_code = 4
+
+
+class NotADirectory(FsError):
+    """Not a directory."""
+
+    errno = errno.ENOTDIR
+    http = 400
+    exit_code = 5
+
+
+class IsADirectory(FsError):
+    """Is a directory."""
+
+    errno = errno.EISDIR
+    http = 400
+    exit_code = 5
+
+
+class NotEmpty(FsError):
+    """The directory is not empty."""
+
+    errno = errno.ENOTEMPTY
+    http = 409
+    exit_code = 5
+
+
+class StaleVersion(FsError):
+    """Changed since you read it; read it again and retry."""
+
+    errno = errno.ESTALE
+    http = 409
+    exit_code = 6
+    hint = "Read the file again, then repeat the change. The bytes of a lost race are in .fusefs/conflicts."
+
+    def __init__(
+        self, message: str = "", *, path: str | None = None, expected: int | None = None, actual: int | None = None
+    ) -> None:
+        self.expected, self.actual = expected, actual
+        if not message:
+            message = (
+                "changed since you read it; read it again and retry "
+                f"(you had {_version_text(expected)}, it is at {_version_text(actual)} now)"
+            )
+        super().__init__(message, path=path)
+
+
+def _version_text(version: int | None) -> str:
+    return "no file" if version is None else f"version {version}"
+
+
+class Denied(FsError):
+    """Not allowed."""
+
+    errno = errno.EACCES
+    http = 403
+    exit_code = 7
+
+
+class ReadOnly(FsError):
+    """This mount is read-only."""
+
+    errno = errno.EROFS
+    http = 403
+    exit_code = 7
+    hint = "Mount with --rw to change files."
+
+
+class NotPermitted(FsError):
+    """Operation not permitted."""
+
+    errno = errno.EPERM
+    http = 403
+    exit_code = 7
+
+
+class TooLarge(FsError):
+    """The file would be larger than the limit."""
+
+    errno = errno.EFBIG
+    http = 413
+    exit_code = 8
+    hint = "Raise HANGO_FS_MAX_FILE_BYTES, or split the file."
+
+
+class OverQuota(FsError):
+    """The namespace would be larger than its quota."""
+
+    errno = errno.EDQUOT
+    http = 507
+    exit_code = 8
+    hint = "Delete files, or raise the agent's quota."
+
+
+class PathTooLong(FsError):
+    """The path is too long or too deep."""
+
+    errno = errno.ENAMETOOLONG
+    http = 400
+    exit_code = 9
+
+
+class BadName(FsError):
+    """The name is not valid UTF-8."""
+
+    errno = errno.EILSEQ
+    http = 400
+    exit_code = 9
+
+
+class BadPath(FsError):
+    """The path is not valid."""
+
+    errno = errno.EINVAL
+    http = 400
+    exit_code = 9
+
+
+class NotSupported(FsError):
+    """This file system does not support the operation."""
+
+    errno = errno.EOPNOTSUPP
+    http = 400
+    exit_code = 9
+
+
+class CrossDevice(FsError):
+    """The two paths are in different namespaces."""
+
+    errno = errno.EXDEV
+    http = 400
+    exit_code = 9
+
+
+class BadScope(FsError):
+    """The scope is missing or malformed."""
+
+    errno = errno.EACCES
+    http = 400
+    exit_code = 10
+    hint = "Name a tenant, an agent and a session."
+
+
+class Unavailable(FsError):
+    """Postgres does not answer."""
+
+    errno = errno.EIO
+    http = 503
+    exit_code = 11
+    hint = "Check that the server runs and that --dsn is right."
+
+
+class Corrupt(FsError):
+    """An invariant of the stored files does not hold."""
+
+    errno = errno.EIO
+    http = 500
+    exit_code = 12
+    hint = "Run `fusefs check`."
+
+
+class SchemaMismatch(FsError):
+    """The database's schema does not fit this version of fusefs."""
+
+    errno = errno.EIO
+    http = 503
+    exit_code = 13
+    hint = "Run `fusefs migrate status`, then `fusefs migrate up`."
+
+
+class MountFailed(FsError):
+    """The directory cannot be mounted."""
+
+    errno = errno.EIO
+    http = 500
+    exit_code = 14
+
+
+class BadConfig(FsError):
+    """The configuration is not valid."""
+
+    errno = errno.EINVAL
+    http = 400
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One error in the form of every door."""
+
+    errno: int
+    http: int
+    exit_code: int
+    text: str
+    hint: str
+    error_type: str
+
+
+def outcome(exc: BaseException) -> Outcome:
+    """Translate any exception. What is not an `FsError` is a fault of ours: EIO, 500, 70, and no detail."""
+    if isinstance(exc, FsError):
+        return Outcome(exc.errno, exc.http, exc.exit_code, str(exc), exc.given_hint, type(exc).__name__)
+    return Outcome(
+        errno.EIO, 500, 70, f"internal error ({type(exc).__name__})", "See the log.", type(exc).__name__
+    )
+
+
+def all_errors() -> list[type[FsError]]:
+    """Every error class, the base first, for tests and for the reference page."""
+    found: list[type[FsError]] = [FsError]
+    for cls in found:
+        found.extend(c for c in cls.__subclasses__() if c not in found)
+    return found

@@ -1,0 +1,89 @@
+"""The values that pass between the layers: what a row of `agent_files` is, and what a change is.
+
+Decided here and only here: the kinds of node and the shape of a row's metadata.
+"""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType
+
+Ino = NewType("Ino", int)
+"""An incarnation's number (column `ino`)."""
+
+
+class Kind(Enum):
+    """What a path is."""
+
+    FILE = "file"
+    DIR = "dir"
+    SYMLINK = "symlink"
+    FIFO = "fifo"
+    SOCKET = "socket"
+
+    @property
+    def mode_type(self) -> int:
+        """The S_IFMT bits of stat(2)."""
+        return _MODE_TYPE[self]
+
+
+_MODE_TYPE = {
+    Kind.FILE: stat.S_IFREG,
+    Kind.DIR: stat.S_IFDIR,
+    Kind.SYMLINK: stat.S_IFLNK,
+    Kind.FIFO: stat.S_IFIFO,
+    Kind.SOCKET: stat.S_IFSOCK,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """The metadata of one row, without its content.
+
+    `version` is 0 for a claimed name that nobody wrote to yet. Times are nanoseconds since 1970.
+    `mode` holds the permission bits only (07777).
+    """
+
+    id: str
+    path: str
+    kind: Kind
+    ino: int
+    version: int
+    size: int
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+    ctime_ns: int
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attrs:
+    """Mode, owner and modification time to store; None leaves the column alone."""
+
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    mtime_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a successful write left behind."""
+
+    id: str
+    version: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+class WriteKind(Enum):
+    """Why a file is written: policy and history tell these apart."""
+
+    CREATE = "create"
+    WRITE = "write"
+    APPEND = "append"
