@@ -1,0 +1,589 @@
+-- The files of agents, their history, and what keeps both true.
+--
+-- Keys start with tenant_id so that Citus can distribute every table by it. `tenants` and `agents`
+-- may belong to another program; only a slug is added to them. Paths compare by byte (collation "C").
+
+do $$
+begin
+  if current_setting('server_encoding') <> 'UTF8' then
+    raise exception 'the database must be encoded in UTF8, not %', current_setting('server_encoding')
+      using errcode = 'FS011';
+  end if;
+  -- The daemon's role: no login, no BYPASSRLS, not the owner, so that row-level security binds it.
+  -- Roles are shared by all databases of a server: another migration may be making it right now.
+  begin
+    create role fusefs_daemon nologin noinherit;
+  exception when duplicate_object or unique_violation then null;
+  end;
+end
+$$;
+
+create table if not exists tenants (
+  id uuid primary key default gen_random_uuid(),
+  created_at timestamptz not null default now()
+);
+alter table tenants add column if not exists slug text;
+create unique index if not exists tenants_slug_idx on tenants (slug);
+
+create table if not exists agents (
+  id uuid primary key default gen_random_uuid(),
+  tenant_id uuid not null references tenants (id) on delete cascade,
+  created_at timestamptz not null default now()
+);
+alter table agents add column if not exists slug text;
+create unique index if not exists agents_tenant_slug_idx on agents (tenant_id, slug);
+
+-- One row per agent: what the file system must know of a namespace as a whole.
+--   channel      the NOTIFY channel: 128 random bits, since LISTEN knows no row-level security
+--   quota_bytes  null: no quota
+--   root_*       mode, owner and mtime of the root directory, which has no row in agent_files;
+--                root_uid and root_gid null: whoever mounts
+create table agent_namespaces (
+  tenant_id uuid not null references tenants (id) on delete cascade,
+  agent_id uuid not null references agents (id) on delete cascade,
+  channel text not null default 'fusefs_' || md5(gen_random_uuid()::text || gen_random_uuid()::text),
+  quota_bytes bigint,
+  history_quota_bytes bigint,
+  root_mode int not null default 493,
+  root_uid int,
+  root_gid int,
+  root_mtime_ns bigint not null default (extract(epoch from clock_timestamp()) * 1000000)::bigint * 1000,
+  primary key (tenant_id, agent_id)
+);
+
+-- Sessions that a mount was opened for. ended_at null: still running as far as anyone said.
+create table agent_sessions (
+  tenant_id uuid not null references tenants (id) on delete cascade,
+  agent_id uuid not null references agents (id) on delete cascade,
+  session text not null,
+  principal text not null,
+  created_at timestamptz not null default now(),
+  ended_at timestamptz,
+  primary key (tenant_id, agent_id, session)
+);
+
+-- Numbers of incarnations. Below 1024: directories that exist in a mount only. Below 2^40: a mount of
+-- many sessions puts the session's number above these bits.
+create sequence fusefs_ino as bigint minvalue 1024 maxvalue 1099511627775 start 1024;
+
+-- Who wrote a row or deletes it, for the triggers: set by the functions below for one transaction.
+create function fusefs_setting_v1(p_name text) returns text
+  language sql stable parallel safe
+  as $$ select nullif(current_setting('fusefs.' || p_name, true), '') $$;
+
+create function fusefs_parent_v1(p_path text) returns text
+  language sql immutable parallel safe
+  as $$ select coalesce(nullif(left(p_path, length(p_path) - strpos(reverse(p_path), '/')), ''), '/') $$;
+
+create function fusefs_now_ns_v1() returns bigint
+  language sql volatile
+  as $$ select (extract(epoch from clock_timestamp()) * 1000000)::bigint * 1000 $$;
+
+-- One row per path.
+--   id             the lineage: survives edits, renames, and being replaced by a rename over it
+--   content        the text; '' where content_bytes is set; the target of a symlink
+--   content_bytes  content that is not UTF-8 text without NUL
+--   size_bytes     bytes of the content, kept by trigger
+--   version        +1 for each change of content, kept by trigger; 0: a claimed name, not written yet
+--   ino            the incarnation: what an inode number and an open handle stand for
+--   parent         path of the directory, '/' at the top
+--   mode           permission bits (07777); uid, gid null: whoever mounts
+--   updated_at     of any change, shown as ctime; mtime_ns of the content, as utimensat(2) sets it
+--   updated_by     principal, or 'sql:<role>' for a writer that knows only the seed's columns
+--   write_id       of the newest change of content; unique in the history, so a retry cannot apply twice
+--   write_op       what that change was: create, write, append, rename, restore
+--   write_handle   the open handle that made it, null outside a mount
+create table agent_files (
+  id uuid not null default gen_random_uuid(),
+  tenant_id uuid not null references tenants (id) on delete cascade,
+  agent_id uuid not null references agents (id) on delete cascade,
+  path text collate "C" not null,
+  content text not null,
+  size_bytes int not null default 0,
+  version int not null default 1,
+  created_at timestamptz not null default now(),
+  updated_at timestamptz not null default now(),
+  kind text not null default 'file' check (kind in ('file', 'dir', 'symlink', 'fifo', 'socket')),
+  ino bigint not null default nextval('fusefs_ino'),
+  parent text collate "C" generated always as
+    (coalesce(nullif(left(path, length(path) - strpos(reverse(path), '/')), ''), '/')) stored,
+  mode int not null default 420 check (mode between 0 and 4095),
+  uid int,
+  gid int,
+  mtime_ns bigint not null default 0,
+  content_bytes bytea,
+  updated_by text not null default 'sql:' || session_user,
+  updated_session text not null default '',
+  write_id uuid not null default gen_random_uuid(),
+  write_op text not null default 'create',
+  write_handle bigint,
+  primary key (tenant_id, id),
+  unique (tenant_id, agent_id, path),
+  check (version >= 0)
+);
+create index agent_files_parent_idx on agent_files (tenant_id, agent_id, parent);
+
+-- One row per change, by trigger, whoever made it.
+--   version      the version that the change made; a delete takes the next number
+--   op           create, write, append, rename, restore, delete, moved (the source of a rename over)
+--   old_state    what became of the superseded content:
+--                  none       there was none
+--                  text       in old_content         bytes      in old_bytes
+--                  prefix     the first old_size bytes of the next version (an append)
+--                  coalesced  made and superseded through one open handle within 60 s: not kept
+--                  dropped    removed by retention
+--   write_id     of the change; unique
+create table agent_file_versions (
+  tenant_id uuid not null,
+  agent_id uuid not null,
+  file_id uuid not null,
+  version int not null,
+  seq bigint generated always as identity,
+  at timestamptz not null default clock_timestamp(),
+  op text not null,
+  kind text not null,
+  path text collate "C" not null,
+  old_path text collate "C",
+  size_bytes int not null,
+  mode int not null,
+  updated_by text not null,
+  updated_session text not null,
+  write_id uuid not null,
+  old_state text not null default 'none'
+    check (old_state in ('none', 'text', 'bytes', 'prefix', 'coalesced', 'dropped')),
+  old_size int not null default 0,
+  old_content text,
+  old_bytes bytea,
+  primary key (tenant_id, file_id, version, seq),
+  unique (tenant_id, write_id)
+);
+create index agent_file_versions_path_idx on agent_file_versions (tenant_id, agent_id, path);
+
+-- The bytes of lost races, until someone accepts or drops them.
+--   file_id           the lineage that was to be written; null: a new file
+--   expected_version  what the writer built on, null: no file; actual_version: what it met
+create table agent_file_conflicts (
+  id uuid not null default gen_random_uuid(),
+  tenant_id uuid not null references tenants (id) on delete cascade,
+  agent_id uuid not null references agents (id) on delete cascade,
+  file_id uuid,
+  path text collate "C" not null,
+  expected_version int,
+  actual_version int,
+  op text not null,
+  content bytea not null,
+  session text not null,
+  principal text not null,
+  at timestamptz not null default now(),
+  primary key (tenant_id, id)
+);
+create index agent_file_conflicts_path_idx on agent_file_conflicts (tenant_id, agent_id, path);
+
+do $$
+declare
+  t text;
+  col text;
+begin
+  -- lz4 costs tar x a third less than pglz; a server built without it keeps its default.
+  foreach t in array array['agent_files.content', 'agent_files.content_bytes',
+                           'agent_file_versions.old_content', 'agent_file_versions.old_bytes'] loop
+    begin
+      execute format('alter table %I alter column %I set compression lz4', split_part(t, '.', 1), split_part(t, '.', 2));
+    exception when feature_not_supported then null;
+    end;
+  end loop;
+  foreach t in array array['agent_namespaces', 'agent_sessions', 'agent_files', 'agent_file_versions',
+                           'agent_file_conflicts'] loop
+    execute format('alter table %I enable row level security', t);
+    -- The sub-select makes it one evaluation per statement. No setting: no rows (fail closed).
+    execute format('create policy tenant_isolation on %I using (tenant_id = '
+                   '(select nullif(current_setting(''fusefs.tenant'', true), '''')::uuid))', t);
+    execute format('grant select, insert, update, delete on %I to fusefs_daemon', t);
+  end loop;
+end
+$$;
+grant select on tenants, agents to fusefs_daemon;
+grant usage on sequence fusefs_ino to fusefs_daemon;
+
+-- Tell the mounts. An announcement is a hint: it can invalidate, it grants nothing, it carries no
+-- content. NOTIFY refuses 8000 bytes and would abort the writer: the finished payload is measured.
+create function fusefs_announce_v1(
+  p_tenant uuid, p_agent uuid, p_op text, p_row agent_files, p_old_path text, p_old_size int
+) returns void language plpgsql as $$
+declare
+  v_channel text;
+  v_payload text;
+  v_origin text := coalesce(current_setting('fusefs.origin', true), '');
+begin
+  select channel into v_channel from agent_namespaces where tenant_id = p_tenant and agent_id = p_agent;
+  if not found then
+    insert into agent_namespaces (tenant_id, agent_id) values (p_tenant, p_agent)
+      on conflict do nothing returning channel into v_channel;
+    return;
+  end if;
+  v_payload := json_build_array(v_origin, p_op, p_row.path, p_old_path, p_row.id, p_row.kind, p_row.ino,
+    p_row.version, p_row.size_bytes, p_row.mode, p_row.uid, p_row.gid, p_row.mtime_ns,
+    (extract(epoch from p_row.updated_at) * 1000000)::bigint * 1000, p_row.updated_session, p_old_size)::text;
+  if octet_length(v_payload) > 7900 then
+    v_payload := json_build_array(v_origin, 'reload')::text;
+  end if;
+  perform pg_notify(v_channel, v_payload);
+end
+$$;
+
+-- Make a directory and those above it. For writers that know only paths.
+create function fusefs_make_parents_v1(p_tenant uuid, p_agent uuid, p_path text) returns void
+  language plpgsql as $$
+begin
+  if p_path = '/' then
+    return;
+  end if;
+  -- The insert's own trigger makes the next level up.
+  insert into agent_files (tenant_id, agent_id, path, content, kind, mode, updated_by, updated_session)
+    values (p_tenant, p_agent, p_path, '', 'dir', 493,
+            coalesce(fusefs_setting_v1('by'), 'sql:' || session_user),
+            coalesce(fusefs_setting_v1('session'), ''))
+    on conflict (tenant_id, agent_id, path) do nothing;
+end
+$$;
+
+-- Lock the parent of a path against removal until the transaction ends. Raises FS003 where it is not a
+-- directory. A missing one is made for a foreign writer; a writer of ours is told (FS001), since the
+-- directory was there when it began and someone has removed or moved it.
+create function fusefs_lock_parent_v1(p_tenant uuid, p_agent uuid, p_path text) returns void
+  language plpgsql as $$
+declare
+  v_parent text := fusefs_parent_v1(p_path);
+  v_kind text;
+begin
+  if v_parent = '/' then
+    return;
+  end if;
+  select kind into v_kind from agent_files
+    where tenant_id = p_tenant and agent_id = p_agent and path = v_parent for key share;
+  if not found then
+    if fusefs_setting_v1('origin') is not null and fusefs_setting_v1('make_parents') is null then
+      raise exception 'the directory does not exist' using errcode = 'FS001';
+    end if;
+    perform fusefs_make_parents_v1(p_tenant, p_agent, v_parent);
+    select kind into v_kind from agent_files
+      where tenant_id = p_tenant and agent_id = p_agent and path = v_parent for key share;
+  end if;
+  if v_kind is distinct from 'dir' then
+    raise exception 'not a directory' using errcode = 'FS003';
+  end if;
+end
+$$;
+
+create function fusefs_before_insert_v1() returns trigger language plpgsql as $$
+begin
+  if left(new.path, 1) <> '/' or right(new.path, 1) = '/' or strpos(new.path, '//') > 0
+     or strpos(new.path || '/', '/./') > 0 or strpos(new.path || '/', '/../') > 0 then
+    raise exception 'the path is not absolute and normalised' using errcode = 'FS010';
+  end if;
+  if new.content_bytes is null then
+    new.size_bytes := octet_length(new.content);
+  else
+    new.content := '';
+    new.size_bytes := octet_length(new.content_bytes);
+  end if;
+  if new.mtime_ns = 0 then
+    new.mtime_ns := fusefs_now_ns_v1();
+  end if;
+  perform fusefs_lock_parent_v1(new.tenant_id, new.agent_id, new.path);
+  return new;
+end
+$$;
+create trigger fusefs_before_insert before insert on agent_files
+  for each row execute function fusefs_before_insert_v1();
+
+-- Keeps (id, version) honest. A writer of ours brings a new write_id, so contents need comparing only
+-- for the others.
+create function fusefs_before_content_v1() returns trigger language plpgsql as $$
+begin
+  if new.write_id = old.write_id then
+    if new.content is not distinct from old.content and new.content_bytes is not distinct from old.content_bytes then
+      return new;
+    end if;
+    if new.content is distinct from old.content and new.content_bytes is not distinct from old.content_bytes then
+      new.content_bytes := null;
+    end if;
+    new.write_id := gen_random_uuid();
+    new.write_op := 'write';
+    new.write_handle := null;
+    new.updated_by := 'sql:' || session_user;
+    new.updated_session := '';
+    new.updated_at := clock_timestamp();
+    if new.mtime_ns = old.mtime_ns then
+      new.mtime_ns := fusefs_now_ns_v1();
+    end if;
+  end if;
+  new.version := old.version + 1;
+  if new.content_bytes is null then
+    new.size_bytes := octet_length(new.content);
+  else
+    new.content := '';
+    new.size_bytes := octet_length(new.content_bytes);
+  end if;
+  return new;
+end
+$$;
+create trigger fusefs_before_content before update of content, content_bytes on agent_files
+  for each row execute function fusefs_before_content_v1();
+
+create function fusefs_after_insert_v1() returns trigger language plpgsql as $$
+begin
+  if new.version > 0 and new.kind <> 'dir' then
+    insert into agent_file_versions (tenant_id, agent_id, file_id, version, op, kind, path, size_bytes, mode,
+        updated_by, updated_session, write_id)
+      values (new.tenant_id, new.agent_id, new.id, new.version, new.write_op, new.kind, new.path, new.size_bytes,
+        new.mode, new.updated_by, new.updated_session, new.write_id);
+  end if;
+  perform fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new, null, 0);
+  return null;
+end
+$$;
+create trigger fusefs_after_insert after insert on agent_files
+  for each row execute function fusefs_after_insert_v1();
+
+create function fusefs_after_content_v1() returns trigger language plpgsql as $$
+declare
+  v_state text;
+  v_rename boolean := new.write_op = 'rename';
+begin
+  if new.version = old.version then
+    return null;
+  end if;
+  if old.version = 0 then
+    v_state := 'none';
+  elsif new.write_op = 'append' then
+    v_state := 'prefix';
+  elsif new.write_handle = old.write_handle and new.updated_at - old.updated_at < interval '60 s' then
+    v_state := 'coalesced';
+  elsif old.content_bytes is not null then
+    v_state := 'bytes';
+  else
+    v_state := 'text';
+  end if;
+  insert into agent_file_versions (tenant_id, agent_id, file_id, version, op, kind, path, old_path, size_bytes, mode,
+      updated_by, updated_session, write_id, old_state, old_size, old_content, old_bytes)
+    values (new.tenant_id, new.agent_id, new.id, new.version,
+      case when old.version = 0 then 'create' else new.write_op end,
+      new.kind, new.path, case when v_rename then fusefs_setting_v1('old_path') end, new.size_bytes, new.mode,
+      new.updated_by, new.updated_session, new.write_id, v_state, old.size_bytes,
+      case when v_state = 'text' then old.content end, case when v_state = 'bytes' then old.content_bytes end);
+  if not v_rename then
+    perform fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new, null, old.size_bytes);
+  end if;
+  return null;
+end
+$$;
+create trigger fusefs_after_content after update of content, content_bytes on agent_files
+  for each row execute function fusefs_after_content_v1();
+
+-- Moves and attribute changes by others. fusefs_rename_v1 checks and announces once for a whole tree.
+create function fusefs_after_attrs_v1() returns trigger language plpgsql as $$
+begin
+  if new.path <> old.path then
+    perform fusefs_lock_parent_v1(new.tenant_id, new.agent_id, new.path);
+    if old.kind = 'dir' and exists (select from agent_files where tenant_id = old.tenant_id
+        and agent_id = old.agent_id and parent = old.path) then
+      raise exception 'a directory moves with what is in it' using errcode = 'FS005';
+    end if;
+    perform fusefs_announce_v1(new.tenant_id, new.agent_id, 'rename', new, old.path, old.size_bytes);
+  else
+    perform fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new, null, old.size_bytes);
+  end if;
+  return null;
+end
+$$;
+create trigger fusefs_after_attrs after update of path, mode, uid, gid, mtime_ns, kind, ino on agent_files
+  for each row
+  when ((old.path <> new.path or old.version = new.version)
+        and current_setting('fusefs.quiet', true) is distinct from 'on')
+  execute function fusefs_after_attrs_v1();
+
+create function fusefs_after_delete_v1() returns trigger language plpgsql as $$
+declare
+  v_op text := coalesce(fusefs_setting_v1('delete_op'), 'delete');
+  v_keep boolean := old.version > 0 and old.kind <> 'dir' and v_op = 'delete';
+begin
+  -- The agent itself is being deleted: its history goes too.
+  if not exists (select from agents where id = old.agent_id) then
+    return null;
+  end if;
+  if old.kind = 'dir' and exists (select from agent_files where tenant_id = old.tenant_id
+      and agent_id = old.agent_id and parent = old.path) then
+    raise exception 'the directory is not empty' using errcode = 'FS005';
+  end if;
+  if old.version > 0 then
+    insert into agent_file_versions (tenant_id, agent_id, file_id, version, op, kind, path, old_path, size_bytes, mode,
+        updated_by, updated_session, write_id, old_state, old_size, old_content, old_bytes)
+      values (old.tenant_id, old.agent_id, old.id, old.version + 1, v_op, old.kind, old.path,
+        null, 0, old.mode,
+        coalesce(fusefs_setting_v1('by'), 'sql:' || session_user), coalesce(fusefs_setting_v1('session'), ''),
+        coalesce(fusefs_setting_v1('delete_id')::uuid, gen_random_uuid()),
+        case when not v_keep then 'none' when old.content_bytes is not null then 'bytes' else 'text' end,
+        old.size_bytes,
+        case when v_keep and old.content_bytes is null then old.content end,
+        case when v_keep then old.content_bytes end);
+  end if;
+  if v_op = 'delete' then
+    old.version := old.version + 1;
+    perform fusefs_announce_v1(old.tenant_id, old.agent_id, 'delete', old, null, old.size_bytes);
+  end if;
+  return null;
+end
+$$;
+create trigger fusefs_after_delete after delete on agent_files
+  for each row execute function fusefs_after_delete_v1();
+
+-- History has no foreign key: two look-ups less for each commit.
+create function fusefs_purge_history_v1() returns trigger language plpgsql security definer
+  set search_path from current as $$
+begin
+  delete from agent_file_versions where tenant_id = old.tenant_id and agent_id = old.id;
+  return null;
+end
+$$;
+create trigger fusefs_purge_history after delete on agents
+  for each row execute function fusefs_purge_history_v1();
+
+-- Claim a name: O_EXCL and mkdir. Visible and announced at once, but not durable until close: a crash
+-- of the server may forget an empty file, as a crash may on any local disk before fsync.
+-- No row: the name exists.
+create function fusefs_claim_v1(
+  p_tenant uuid, p_agent uuid, p_id uuid, p_path text, p_kind text, p_ino bigint, p_mode int, p_uid int, p_gid int,
+  p_mtime_ns bigint, p_by text, p_session text, p_write_id uuid, p_handle bigint
+) returns setof agent_files language plpgsql as $$
+begin
+  perform set_config('synchronous_commit', 'off', true);
+  return query insert into agent_files (tenant_id, agent_id, id, path, content, kind, ino, mode, uid, gid, mtime_ns,
+      version, updated_by, updated_session, write_id, write_handle)
+    values (p_tenant, p_agent, p_id, p_path, '', p_kind, p_ino, p_mode, p_uid, p_gid, p_mtime_ns,
+      case when p_kind = 'file' then 0 else 1 end, p_by, p_session, p_write_id, p_handle)
+    on conflict (tenant_id, agent_id, path) do nothing returning *;
+end
+$$;
+
+-- Delete one node by lineage. No row: it is gone already. Raises FS005 for a directory with entries.
+create function fusefs_delete_v1(
+  p_tenant uuid, p_agent uuid, p_id uuid, p_by text, p_session text, p_write_id uuid
+) returns table (version int, size_bytes int) language plpgsql as $$
+begin
+  perform set_config('fusefs.by', p_by, true), set_config('fusefs.session', p_session, true),
+          set_config('fusefs.delete_id', p_write_id::text, true);
+  return query delete from agent_files f where f.tenant_id = p_tenant and f.agent_id = p_agent and f.id = p_id
+    returning f.version + 1, f.size_bytes;
+end
+$$;
+
+-- Move a row, and what lies below it.
+create function fusefs_move_v1(p_tenant uuid, p_agent uuid, p_kind text, p_from text, p_to text) returns void
+  language plpgsql as $$
+begin
+  update agent_files set path = p_to, updated_at = clock_timestamp()
+    where tenant_id = p_tenant and agent_id = p_agent and path = p_from;
+  if p_kind = 'dir' then
+    update agent_files set path = p_to || substr(path, length(p_from) + 1)
+      where tenant_id = p_tenant and agent_id = p_agent and path >= p_from || '/' and path < p_from || '0';
+  end if;
+end
+$$;
+
+-- rename(2) in all its forms, atomic, one announcement.
+--   p_source        lineage that must be at p_from
+--   p_target        lineage that the caller believes at p_to, null: none
+--   p_expected      version of the target that the caller built on, null: any
+--   p_mode          '' | 'noreplace' | 'exchange'
+-- Replacing keeps the target's lineage and gives it the source's incarnation and content.
+-- Raises FS001 source or directory gone, FS002 noreplace, FS003/4/5 kinds, FS006 the target moved on,
+-- FS010 into itself, FS009 never. Returns the row now at p_to.
+create function fusefs_rename_v1(
+  p_tenant uuid, p_agent uuid, p_source uuid, p_from text, p_to text, p_target uuid, p_expected int, p_mode text,
+  p_by text, p_session text, p_write_id uuid, p_max_path int, p_max_depth int
+) returns setof agent_files language plpgsql as $$
+declare
+  s agent_files;
+  d agent_files;
+  v_replaced boolean;
+  v_longest int;
+  v_deepest int;
+  v_spare text;
+begin
+  perform set_config('fusefs.quiet', 'on', true), set_config('fusefs.by', p_by, true),
+          set_config('fusefs.session', p_session, true), set_config('fusefs.old_path', p_from, true);
+  if p_to = p_from or left(p_to, length(p_from) + 1) = p_from || '/'
+     or (p_mode = 'exchange' and left(p_from, length(p_to) + 1) = p_to || '/') then
+    raise exception 'a directory cannot be moved into itself' using errcode = 'FS010';
+  end if;
+  perform fusefs_lock_parent_v1(p_tenant, p_agent, p_to);
+  -- In the order of ids, so that two renames in opposite directions do not deadlock.
+  perform from agent_files where tenant_id = p_tenant and agent_id = p_agent and path in (p_from, p_to)
+    order by id for update;
+  select * into s from agent_files where tenant_id = p_tenant and agent_id = p_agent and path = p_from;
+  if not found or s.id <> p_source then
+    raise exception 'no such file or directory' using errcode = 'FS001';
+  end if;
+  select * into d from agent_files where tenant_id = p_tenant and agent_id = p_agent and path = p_to;
+  v_replaced := found;
+  if v_replaced and p_mode = 'noreplace' then
+    raise exception 'the name exists already' using errcode = 'FS002';
+  elsif not v_replaced and p_mode = 'exchange' then
+    raise exception 'no such file or directory' using errcode = 'FS001';
+  elsif v_replaced and p_mode = '' then
+    if s.kind = 'dir' and d.kind <> 'dir' then
+      raise exception 'not a directory' using errcode = 'FS003';
+    elsif s.kind <> 'dir' and d.kind = 'dir' then
+      raise exception 'is a directory' using errcode = 'FS004';
+    end if;
+    if p_target is null or d.id <> p_target or (p_expected is not null and d.version <> p_expected) then
+      raise exception 'changed since you read it; read it again and retry (it is at version % now)', d.version
+        using errcode = 'FS006';
+    end if;
+  elsif not v_replaced and p_target is not null and p_expected is not null then
+    raise exception 'deleted since you read it; read it again and retry' using errcode = 'FS006';
+  end if;
+  if s.kind = 'dir' or (p_mode = 'exchange' and d.kind = 'dir') then
+    select max(octet_length(path)), max(length(path) - length(replace(path, '/', ''))) into v_longest, v_deepest
+      from agent_files where tenant_id = p_tenant and agent_id = p_agent
+      and path >= p_from || '/' and path < p_from || '0';
+    if v_longest - octet_length(p_from) + octet_length(p_to) > p_max_path
+       or v_deepest - (length(p_from) - length(replace(p_from, '/', '')))
+          + (length(p_to) - length(replace(p_to, '/', ''))) > p_max_depth then
+      raise exception 'a path below would be too long or too deep' using errcode = 'FS012';
+    end if;
+  end if;
+
+  if p_mode = 'exchange' then
+    v_spare := '/.fusefs-exchange-' || p_write_id::text;
+    perform fusefs_move_v1(p_tenant, p_agent, s.kind, p_from, v_spare);
+    perform fusefs_move_v1(p_tenant, p_agent, d.kind, p_to, p_from);
+    perform fusefs_move_v1(p_tenant, p_agent, s.kind, v_spare, p_to);
+  elsif v_replaced and s.kind <> 'dir' then
+    -- The source row goes first: its write_id row and the target's must not be the same one.
+    perform set_config('fusefs.delete_op', 'moved', true);
+    delete from agent_files where tenant_id = p_tenant and id = s.id;
+    update agent_files set content = s.content, content_bytes = s.content_bytes, kind = s.kind, ino = s.ino,
+        mode = s.mode, uid = s.uid, gid = s.gid, mtime_ns = s.mtime_ns, updated_at = clock_timestamp(),
+        updated_by = p_by, updated_session = p_session, write_id = p_write_id, write_op = 'rename',
+        write_handle = null
+      where tenant_id = p_tenant and id = d.id;
+  else
+    if v_replaced then
+      delete from agent_files where tenant_id = p_tenant and id = d.id;
+    end if;
+    perform fusefs_move_v1(p_tenant, p_agent, s.kind, p_from, p_to);
+  end if;
+  if not (v_replaced and p_mode = '' and s.kind <> 'dir') then
+    insert into agent_file_versions (tenant_id, agent_id, file_id, version, op, kind, path, old_path, size_bytes, mode,
+        updated_by, updated_session, write_id)
+      values (p_tenant, p_agent, s.id, s.version, 'rename', s.kind, p_to, p_from, s.size_bytes, s.mode,
+        p_by, p_session, p_write_id);
+  end if;
+  select * into d from agent_files where tenant_id = p_tenant and agent_id = p_agent and path = p_to;
+  perform fusefs_announce_v1(p_tenant, p_agent, case when p_mode = 'exchange' then 'exchange' else 'rename' end,
+                             d, p_from, case when v_replaced and p_mode = '' then s.size_bytes else 0 end);
+  return next d;
+end
+$$;

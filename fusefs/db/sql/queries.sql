@@ -1,0 +1,155 @@
+-- The statements of the file system itself, prepared by the mount. Each block is a name, a line on what
+-- it does, and one statement. $1 is the tenant and $2 the agent wherever a statement has them.
+
+-- name: load_directory
+-- All entries of one directory; a symlink brings its target along.
+select id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
+  (extract(epoch from updated_at) * 1000000)::bigint * 1000 as ctime_ns, updated_session,
+  case when kind = 'symlink' then content end as target,
+  case when kind = 'symlink' then content_bytes end as target_bytes
+from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid and parent = $3;
+
+-- name: fetch_node
+-- One row's metadata by path.
+select id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
+  (extract(epoch from updated_at) * 1000000)::bigint * 1000 as ctime_ns, updated_session
+from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid and path = $3;
+
+-- name: fetch_contents
+-- Contents by lineage, at their newest versions.
+select id, version, content, content_bytes
+from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid and id = any ($3::uuid[]);
+
+-- name: fetch_state
+-- Where a lineage is now, for the text of a refusal.
+select path, version, size_bytes, updated_session
+from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid and id = $3::uuid;
+
+-- name: commit_create
+-- A new file with its content. No row: the name exists.
+insert into agent_files (tenant_id, agent_id, id, path, content, content_bytes, kind, ino, mode, uid, gid, mtime_ns,
+  updated_by, updated_session, write_id, write_handle)
+values ($1::uuid, $2::uuid, $3::uuid, $4, coalesce($5::text, ''), $6::bytea, $7, $8::bigint, $9::int, $10::int,
+  $11::int, $12::bigint, $13, $14, $15::uuid, $16::bigint)
+on conflict (tenant_id, agent_id, path) do nothing
+returning id, version, size_bytes, mtime_ns, (extract(epoch from updated_at) * 1000000)::bigint * 1000;
+
+-- name: commit_revive
+-- A new file that goes on with the lineage deleted at its path a moment ago. No row: the name exists.
+insert into agent_files (tenant_id, agent_id, id, path, content, content_bytes, kind, ino, mode, uid, gid, mtime_ns,
+  updated_by, updated_session, write_id, write_handle, version)
+select $1::uuid, $2::uuid, $3::uuid, $4, coalesce($5::text, ''), $6::bytea, $7, $8::bigint, $9::int, $10::int,
+  $11::int, $12::bigint, $13, $14, $15::uuid, $16::bigint,
+  1 + (select max(version) from agent_file_versions where tenant_id = $1::uuid and file_id = $3::uuid)
+on conflict do nothing
+returning id, version, size_bytes, mtime_ns, (extract(epoch from updated_at) * 1000000)::bigint * 1000;
+
+-- name: commit_write
+-- New content for a lineage that is still at the expected version. No row: it is not.
+update agent_files set content = coalesce($5::text, ''), content_bytes = $6::bytea,
+  mtime_ns = $7::bigint, mode = coalesce($8::int, mode), uid = coalesce($9::int, uid), gid = coalesce($10::int, gid),
+  updated_at = clock_timestamp(), updated_by = $11, updated_session = $12, write_id = $13::uuid, write_op = $14,
+  write_handle = $15::bigint
+where tenant_id = $1::uuid and agent_id = $2::uuid and id = $3::uuid and version = $4::int and kind = 'file'
+returning id, version, size_bytes, mtime_ns, (extract(epoch from updated_at) * 1000000)::bigint * 1000;
+
+-- name: commit_append
+-- Add bytes to the end, whatever the version. $4 the bytes, $5 the same as text or null when they are not
+-- text, $6 the largest size allowed. No row: it is gone, or it would be too large.
+update agent_files set
+  content = case when content_bytes is null and $5::text is not null then content || $5::text else '' end,
+  content_bytes = case when content_bytes is null and $5::text is not null then null
+    else coalesce(content_bytes, convert_to(content, 'UTF8')) || $4::bytea end,
+  mtime_ns = $7::bigint, mode = coalesce($8::int, mode), uid = coalesce($9::int, uid), gid = coalesce($10::int, gid),
+  updated_at = clock_timestamp(), updated_by = $11, updated_session = $12, write_id = $13::uuid, write_op = 'append',
+  write_handle = $14::bigint
+where tenant_id = $1::uuid and agent_id = $2::uuid and id = $3::uuid and kind = 'file'
+  and size_bytes + octet_length($4::bytea) <= $6::int
+returning id, version, size_bytes, mtime_ns, (extract(epoch from updated_at) * 1000000)::bigint * 1000;
+
+-- name: claim_name
+-- Take a name at once: O_EXCL, mkdir, mknod. No row: it exists.
+select id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
+  (extract(epoch from updated_at) * 1000000)::bigint * 1000 as ctime_ns, updated_session
+from fusefs_claim_v1($1::uuid, $2::uuid, $3::uuid, $4, $5, $6::bigint, $7::int, $8::int, $9::int, $10::bigint,
+  $11, $12, $13::uuid, $14::bigint);
+
+-- name: delete_node
+-- Delete one lineage; the trigger keeps its content in the history. No row: it is gone already.
+select version, size_bytes from fusefs_delete_v1($1::uuid, $2::uuid, $3::uuid, $4, $5, $6::uuid);
+
+-- name: rename_node
+-- rename(2): see fusefs_rename_v1.
+select id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
+  (extract(epoch from updated_at) * 1000000)::bigint * 1000 as ctime_ns, updated_session
+from fusefs_rename_v1($1::uuid, $2::uuid, $3::uuid, $4, $5, $6::uuid, $7::int, $8, $9, $10, $11::uuid, $12::int,
+  $13::int);
+
+-- name: set_attrs
+-- Mode, owner and mtime. No row: it is gone.
+update agent_files set mode = coalesce($4::int, mode), uid = coalesce($5::int, uid), gid = coalesce($6::int, gid),
+  mtime_ns = coalesce($7::bigint, mtime_ns), updated_at = clock_timestamp()
+where tenant_id = $1::uuid and agent_id = $2::uuid and id = $3::uuid
+returning (extract(epoch from updated_at) * 1000000)::bigint * 1000;
+
+-- name: touch_directories
+-- Raise the mtime of directories whose entries changed; never lowers one.
+update agent_files f set mtime_ns = d.mtime_ns
+from unnest($3::uuid[], $4::bigint[]) as d (id, mtime_ns)
+where f.tenant_id = $1::uuid and f.agent_id = $2::uuid and f.id = d.id and f.kind = 'dir' and f.mtime_ns < d.mtime_ns;
+
+-- name: set_root_attrs
+-- The same for the root, which has no row of its own.
+update agent_namespaces set root_mode = coalesce($3::int, root_mode), root_uid = coalesce($4::int, root_uid),
+  root_gid = coalesce($5::int, root_gid), root_mtime_ns = coalesce($6::bigint, root_mtime_ns)
+where tenant_id = $1::uuid and agent_id = $2::uuid;
+
+-- name: find_write
+-- Whether a change was applied, by its write_id.
+select file_id, version, size_bytes from agent_file_versions where tenant_id = $1::uuid and write_id = $2::uuid;
+
+-- name: find_claim
+-- Whether a claim was applied, by its write_id.
+select id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
+  (extract(epoch from updated_at) * 1000000)::bigint * 1000 as ctime_ns, updated_session
+from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid and id = $3::uuid and write_id = $4::uuid;
+
+-- name: reserve_inos
+-- Numbers for incarnations that this daemon will make.
+select nextval('fusefs_ino') from generate_series(1, $1::int);
+
+-- name: open_namespace
+-- What a mount must know of a namespace, made on first use.
+with made as (
+  insert into agent_namespaces (tenant_id, agent_id)
+    select tenant_id, id from agents where tenant_id = $1::uuid and id = $2::uuid
+    on conflict (tenant_id, agent_id) do update set root_mode = agent_namespaces.root_mode
+  returning channel, quota_bytes, root_mode, root_uid, root_gid, root_mtime_ns)
+select channel, quota_bytes, root_mode, root_uid, root_gid, root_mtime_ns from made;
+
+-- name: measure_usage
+-- Files and bytes of a namespace.
+select count(*), coalesce(sum(size_bytes), 0)::bigint
+from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid;
+
+-- name: open_session
+-- Note that a session is open; says when it began and whether it was known before.
+insert into agent_sessions as s (tenant_id, agent_id, session, principal) values ($1::uuid, $2::uuid, $3, $4)
+on conflict (tenant_id, agent_id, session) do update set ended_at = null
+returning (extract(epoch from created_at) * 1000000)::bigint * 1000, xmax <> 0 as known;
+
+-- name: end_session
+-- Note that a session's mount has gone.
+update agent_sessions set ended_at = now() where tenant_id = $1::uuid and agent_id = $2::uuid and session = $3;
+
+-- name: record_conflict
+-- Keep the bytes of a lost race.
+insert into agent_file_conflicts (tenant_id, agent_id, id, file_id, path, expected_version, actual_version, op,
+  content, session, principal)
+values ($1::uuid, $2::uuid, $3::uuid, $4::uuid, $5, $6::int, $7::int, $8, $9::bytea, $10, $11)
+on conflict (tenant_id, id) do nothing;
+
+-- name: find_agent
+-- Tenant and agent by id or slug.
+select t.id, a.id from tenants t join agents a on a.tenant_id = t.id
+where (t.id::text = $1 or t.slug = $1) and (a.id::text = $2 or a.slug = $2);
