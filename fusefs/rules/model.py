@@ -43,7 +43,7 @@ class NodeRow:
     """The metadata of one row, without its content.
 
     `version` is 0 for a claimed name that nobody wrote to yet. Times are nanoseconds since 1970.
-    `mode` holds the permission bits only (07777).
+    `mode` holds the permission bits only (07777); `uid` and `gid` None: whoever mounts.
     """
 
     id: str
@@ -53,8 +53,8 @@ class NodeRow:
     version: int
     size: int
     mode: int
-    uid: int
-    gid: int
+    uid: int | None
+    gid: int | None
     mtime_ns: int
     ctime_ns: int
     session: str

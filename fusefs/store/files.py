@@ -1,0 +1,495 @@
+"""The files of one namespace as verbs: load, read, create, write, append, claim, delete, rename.
+
+Decided here and only here: which statement a change is, what it expects of the row that it meets,
+and which error a refusal is. The policy of `rules.paths` is applied here, before any statement, so
+that every door inherits it. Each change carries a `write_id`: after a lost connection it is applied
+exactly once.
+
+Threading: stateless; every function may run at once with any other. The first arguments are always
+the database and the scope.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from fusefs.db.pool import Database
+from fusefs.db.queries import query
+from fusefs.rules import paths
+from fusefs.rules.config import Limits
+from fusefs.rules.errors import Exists, NotFound, StaleVersion, TooLarge
+from fusefs.rules.model import Attrs, Commit, Kind, NodeRow
+from fusefs.rules.paths import Op
+from fusefs.rules.scope import Scope
+from fusefs.telemetry import operation
+
+_LOAD_DIRECTORY = query("load_directory")
+_FETCH_NODE = query("fetch_node")
+_FETCH_CONTENTS = query("fetch_contents")
+_FETCH_STATE = query("fetch_state")
+_COMMIT_CREATE = query("commit_create")
+_COMMIT_REVIVE = query("commit_revive")
+_COMMIT_WRITE = query("commit_write")
+_COMMIT_APPEND = query("commit_append")
+_CLAIM_NAME = query("claim_name")
+_DELETE_NODE = query("delete_node")
+_RENAME_NODE = query("rename_node")
+_SET_ATTRS = query("set_attrs")
+_FIND_WRITE = query("find_write")
+_FIND_CLAIM = query("find_claim")
+_RESERVE_INOS = query("reserve_inos")
+_RECORD_CONFLICT = query("record_conflict")
+
+Row = tuple[Any, ...]
+
+
+def new_id() -> str:
+    """A fresh lineage."""
+    return str(uuid.UUID(bytes=secrets.token_bytes(16), version=4))
+
+
+def text_or_bytes(content: bytes) -> tuple[str | None, bytes | None]:
+    """The pair (content, content_bytes) of a row: text where Postgres can hold it as text."""
+    if b"\0" in content:
+        return None, content
+    try:
+        return content.decode(), None
+    except UnicodeDecodeError:
+        return None, content
+
+
+def _node(row: Row) -> NodeRow:
+    return NodeRow(
+        id=row[0],
+        path=row[1],
+        kind=Kind(row[2]),
+        ino=row[3],
+        version=row[4],
+        size=row[5],
+        mode=row[6],
+        uid=row[7],
+        gid=row[8],
+        mtime_ns=row[9],
+        ctime_ns=row[10],
+        session=row[11],
+    )
+
+
+def _content(text: str, raw: bytes | None) -> bytes:
+    return text.encode() if raw is None else raw
+
+
+async def load_directory(db: Database, scope: Scope, path: str) -> list[tuple[NodeRow, bytes | None]]:
+    """Every entry of a directory, other sessions' included: a mount's mirror serves many sessions and
+    filters with `paths.visible`. A symlink brings its target."""
+    with operation("ls", scope, path):
+        rows = await db.run(scope.tenant_id, _LOAD_DIRECTORY, scope.tenant_id, scope.agent_id, path)
+    return [(_node(row), None if row[12] is None else _content(row[12], row[13])) for row in rows]
+
+
+async def stat(db: Database, scope: Scope, path: str) -> NodeRow:
+    """One path's metadata. Raises NotFound."""
+    paths.check(scope, Op.READ, path)
+    rows = await db.run(scope.tenant_id, _FETCH_NODE, scope.tenant_id, scope.agent_id, path)
+    if not rows:
+        raise NotFound(path=path)
+    return _node(rows[0])
+
+
+async def read(db: Database, scope: Scope, ids: Sequence[str]) -> dict[str, tuple[int, bytes]]:
+    """Version and content of each lineage that still exists, in one query.
+
+    The caller has checked the paths: lineages are not guessable, and a mount reads siblings together.
+    """
+    with operation("read", scope) as op:
+        rows = await db.run(scope.tenant_id, _FETCH_CONTENTS, scope.tenant_id, scope.agent_id, list(ids))
+        found = {row[0]: (row[1], _content(row[2], row[3])) for row in rows}
+        op.bytes(sum(len(content) for _, content in found.values()))
+    return found
+
+
+def check_size(limits: Limits, path: str, size: int) -> None:
+    """Refuse a file over the limit (HF-03). Raises TooLarge."""
+    if size > limits.max_file_bytes:
+        raise TooLarge(f"{size} bytes, the limit is {limits.max_file_bytes}", path=path)
+
+
+async def create(
+    db: Database,
+    scope: Scope,
+    limits: Limits,
+    path: str,
+    content: bytes,
+    *,
+    ino: int,
+    node_id: str | None = None,
+    kind: Kind = Kind.FILE,
+    attrs: Attrs,
+    handle: int | None = None,
+    revive: bool = False,
+) -> Commit:
+    """Insert a row with its content.
+
+    Args:
+        node_id: the lineage; a fresh one without it.
+        revive: `node_id` is the lineage that this session deleted here a moment ago; go on with it.
+        attrs: mode and mtime_ns must be given.
+
+    Raises StaleVersion where the name exists by now, NotFound where the directory is gone.
+    """
+    paths.check(scope, Op.CREATE, path)
+    paths.check_path(path, limits)
+    check_size(limits, path, len(content))
+    node_id = node_id or new_id()
+    write_id = new_id()
+    text, raw = text_or_bytes(content)
+
+    async def confirm() -> list[Row] | None:
+        return await _confirm_write(db, scope, write_id, attrs.mtime_ns or 0)
+
+    with operation("write", scope, path) as op:
+        rows = await db.write(
+            scope.tenant_id,
+            _COMMIT_REVIVE if revive else _COMMIT_CREATE,
+            (
+                scope.tenant_id,
+                scope.agent_id,
+                node_id,
+                path,
+                text,
+                raw,
+                kind.value,
+                ino,
+                attrs.mode,
+                attrs.uid,
+                attrs.gid,
+                attrs.mtime_ns,
+                scope.principal.value,
+                scope.session,
+                write_id,
+                handle,
+            ),
+            confirm,
+        )
+        if not rows:
+            current = await _version_at(db, scope, path)
+            raise StaleVersion(path=path, expected=None, actual=current)
+        op.written(len(content), len(content))
+    return Commit(*rows[0])
+
+
+async def write(
+    db: Database,
+    scope: Scope,
+    limits: Limits,
+    path: str,
+    node_id: str,
+    expected: int,
+    content: bytes,
+    *,
+    attrs: Attrs,
+    handle: int | None = None,
+    op: str = "write",
+    policy: Op = Op.WRITE,
+) -> Commit:
+    """Replace a lineage's content where it is still at version `expected` (HF-09).
+
+    Args:
+        op: what the history calls it (`write`, `restore`).
+        policy: Op.CREATE where the caller's own handle made the file and still writes it.
+
+    Raises StaleVersion with both versions where it is not, or is gone.
+    """
+    paths.check(scope, policy, path)
+    check_size(limits, path, len(content))
+    write_id = new_id()
+    text, raw = text_or_bytes(content)
+
+    async def confirm() -> list[Row] | None:
+        return await _confirm_write(db, scope, write_id, attrs.mtime_ns or 0)
+
+    with operation("write", scope, path) as span:
+        rows = await db.write(
+            scope.tenant_id,
+            _COMMIT_WRITE,
+            (
+                scope.tenant_id,
+                scope.agent_id,
+                node_id,
+                expected,
+                text,
+                raw,
+                attrs.mtime_ns,
+                attrs.mode,
+                attrs.uid,
+                attrs.gid,
+                scope.principal.value,
+                scope.session,
+                write_id,
+                op,
+                handle,
+            ),
+            confirm,
+        )
+        if not rows:
+            raise StaleVersion(path=path, expected=expected, actual=await _version_of(db, scope, node_id))
+        span.written(len(content), None)
+    return Commit(*rows[0])
+
+
+async def append(
+    db: Database,
+    scope: Scope,
+    limits: Limits,
+    path: str,
+    node_id: str,
+    data: bytes,
+    *,
+    attrs: Attrs,
+    handle: int | None = None,
+    policy: Op = Op.WRITE,
+) -> Commit:
+    """Add bytes to the end of a lineage, whatever its version (BY-03).
+
+    Raises StaleVersion where the lineage is gone, TooLarge where the sum is over the limit.
+    """
+    paths.check(scope, policy, path)
+    write_id = new_id()
+    text, _ = text_or_bytes(data)
+
+    async def confirm() -> list[Row] | None:
+        return await _confirm_write(db, scope, write_id, attrs.mtime_ns or 0)
+
+    with operation("append", scope, path) as op:
+        rows = await db.write(
+            scope.tenant_id,
+            _COMMIT_APPEND,
+            (
+                scope.tenant_id,
+                scope.agent_id,
+                node_id,
+                data,
+                text,
+                limits.max_file_bytes,
+                attrs.mtime_ns,
+                attrs.mode,
+                attrs.uid,
+                attrs.gid,
+                scope.principal.value,
+                scope.session,
+                write_id,
+                handle,
+            ),
+            confirm,
+        )
+        if not rows:
+            state = await db.run(scope.tenant_id, _FETCH_STATE, scope.tenant_id, scope.agent_id, node_id)
+            if state:
+                check_size(limits, path, state[0][2] + len(data))
+            raise StaleVersion("deleted while you appended to it", path=path)
+        op.written(len(data), len(data))
+    return Commit(*rows[0])
+
+
+async def claim(
+    db: Database,
+    scope: Scope,
+    limits: Limits,
+    path: str,
+    kind: Kind,
+    *,
+    ino: int,
+    attrs: Attrs,
+    handle: int | None = None,
+) -> NodeRow:
+    """Take a name before answering: a directory, a special file, or an O_EXCL file at version 0.
+
+    Raises Exists, NotFound where the directory is gone, NotADirectory.
+    """
+    paths.check(scope, Op.MKDIR if kind is Kind.DIR else Op.CREATE, path)
+    paths.check_path(path, limits)
+    node_id, write_id = new_id(), new_id()
+
+    async def confirm() -> list[Row] | None:
+        found = await db.run(scope.tenant_id, _FIND_CLAIM, scope.tenant_id, scope.agent_id, node_id, write_id)
+        return found or None
+
+    with operation("claim", scope, path):
+        rows = await db.write(
+            scope.tenant_id,
+            _CLAIM_NAME,
+            (
+                scope.tenant_id,
+                scope.agent_id,
+                node_id,
+                path,
+                kind.value,
+                ino,
+                attrs.mode,
+                attrs.uid,
+                attrs.gid,
+                attrs.mtime_ns,
+                scope.principal.value,
+                scope.session,
+                write_id,
+                handle,
+            ),
+            confirm,
+        )
+        if not rows:
+            raise Exists(path=path)
+    return _node(rows[0])
+
+
+async def delete(db: Database, scope: Scope, path: str, node_id: str) -> int:
+    """Delete one lineage; its content stays in the history. Returns the version that the delete took.
+
+    Raises NotFound where it is gone already, NotEmpty for a directory with entries.
+    """
+    paths.check(scope, Op.DELETE, path)
+    write_id = new_id()
+
+    async def confirm() -> list[Row] | None:
+        done = await db.run(scope.tenant_id, _FIND_WRITE, scope.tenant_id, write_id)
+        return [(done[0][1], done[0][2])] if done else None
+
+    with operation("delete", scope, path) as op:
+        rows = await db.write(
+            scope.tenant_id,
+            _DELETE_NODE,
+            (scope.tenant_id, scope.agent_id, node_id, scope.principal.value, scope.session, write_id),
+            confirm,
+        )
+        if not rows:
+            raise NotFound(path=path)
+        op.changed(-rows[0][1])
+    return int(rows[0][0])
+
+
+async def rename(
+    db: Database,
+    scope: Scope,
+    limits: Limits,
+    source: tuple[str, str],
+    target: tuple[str | None, str],
+    *,
+    expected: int | None,
+    mode: str,
+) -> NodeRow:
+    """rename(2). Returns the row that is now at the target path.
+
+    Args:
+        source: lineage and path.
+        target: lineage believed to be at the target path, or None, and the path.
+        expected: the version of the target that the caller built on; None: any.
+        mode: '', 'noreplace' or 'exchange'.
+
+    Raises NotFound, Exists, NotADirectory, IsADirectory, NotEmpty, BadPath, PathTooLong, StaleVersion.
+    """
+    for _, path in (source, target):
+        paths.check(scope, Op.RENAME, path)
+    paths.check_path(target[1], limits)
+    write_id = new_id()
+
+    async def confirm() -> list[Row] | None:
+        if not await db.run(scope.tenant_id, _FIND_WRITE, scope.tenant_id, write_id):
+            return None
+        return await db.run(scope.tenant_id, _FETCH_NODE, scope.tenant_id, scope.agent_id, target[1])
+
+    with operation("rename", scope, target[1]) as op:
+        rows = await db.write(
+            scope.tenant_id,
+            _RENAME_NODE,
+            (
+                scope.tenant_id,
+                scope.agent_id,
+                source[0],
+                source[1],
+                target[1],
+                target[0],
+                expected,
+                mode,
+                scope.principal.value,
+                scope.session,
+                write_id,
+                limits.max_path_bytes,
+                limits.max_path_depth,
+            ),
+            confirm,
+        )
+        op.changed(0)
+    return _node(rows[0])
+
+
+async def set_attrs(db: Database, scope: Scope, path: str, node_id: str, attrs: Attrs) -> int:
+    """Store mode, owner and mtime; what is None stays. Returns the new ctime in ns. Raises NotFound."""
+    paths.check(scope, Op.SETATTR, path)
+    with operation("setattr", scope, path):
+        rows = await db.run(
+            scope.tenant_id,
+            _SET_ATTRS,
+            scope.tenant_id,
+            scope.agent_id,
+            node_id,
+            attrs.mode,
+            attrs.uid,
+            attrs.gid,
+            attrs.mtime_ns,
+        )
+    if not rows:
+        raise NotFound(path=path)
+    return int(rows[0][0])
+
+
+async def record_conflict(
+    db: Database,
+    scope: Scope,
+    path: str,
+    *,
+    node_id: str | None,
+    expected: int | None,
+    actual: int | None,
+    op: str,
+    content: bytes,
+) -> str:
+    """Keep the bytes of a lost race (BY-01). Returns the conflict's id."""
+    conflict_id = new_id()
+    await db.run(
+        scope.tenant_id,
+        _RECORD_CONFLICT,
+        scope.tenant_id,
+        scope.agent_id,
+        conflict_id,
+        node_id,
+        path,
+        expected,
+        actual,
+        op,
+        content,
+        scope.session,
+        scope.principal.value,
+    )
+    return conflict_id
+
+
+async def reserve_inos(db: Database, tenant_id: str, count: int) -> list[int]:
+    """Numbers for incarnations that the caller will make."""
+    return [row[0] for row in await db.run(tenant_id, _RESERVE_INOS, count)]
+
+
+async def _confirm_write(db: Database, scope: Scope, write_id: str, mtime_ns: int) -> list[Row] | None:
+    done = await db.run(scope.tenant_id, _FIND_WRITE, scope.tenant_id, write_id)
+    return [(done[0][0], done[0][1], done[0][2], mtime_ns, mtime_ns)] if done else None
+
+
+async def _version_at(db: Database, scope: Scope, path: str) -> int | None:
+    rows = await db.run(scope.tenant_id, _FETCH_NODE, scope.tenant_id, scope.agent_id, path)
+    return rows[0][4] if rows else None
+
+
+async def _version_of(db: Database, scope: Scope, node_id: str) -> int | None:
+    rows = await db.run(scope.tenant_id, _FETCH_STATE, scope.tenant_id, scope.agent_id, node_id)
+    return rows[0][1] if rows else None

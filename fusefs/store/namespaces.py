@@ -1,0 +1,104 @@
+"""What a mount must know of a namespace as a whole: its channel, quota, root and sessions.
+
+Decided here and only here: how a namespace and a session are opened, and what the quota counts.
+
+Threading: the functions are stateless. `Usage` belongs to one trio thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusefs.db.pool import Database
+from fusefs.db.queries import query
+from fusefs.rules.errors import OverQuota, UnknownScope
+from fusefs.rules.model import Attrs
+from fusefs.rules.scope import Scope
+
+_OPEN_NAMESPACE = query("open_namespace")
+_MEASURE_USAGE = query("measure_usage")
+_OPEN_SESSION = query("open_session")
+_END_SESSION = query("end_session")
+_SET_ROOT_ATTRS = query("set_root_attrs")
+_TOUCH_DIRECTORIES = query("touch_directories")
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """The row of `agent_namespaces`. `uid` and `gid` None: whoever mounts."""
+
+    channel: str
+    quota_bytes: int | None
+    mode: int
+    uid: int | None
+    gid: int | None
+    mtime_ns: int
+
+
+async def open_namespace(db: Database, tenant_id: str, agent_id: str) -> Namespace:
+    """The namespace's row, made on first use. Raises UnknownScope."""
+    rows = await db.run(tenant_id, _OPEN_NAMESPACE, tenant_id, agent_id)
+    if not rows:
+        raise UnknownScope("no such agent")
+    return Namespace(*rows[0])
+
+
+async def open_session(db: Database, scope: Scope) -> int | None:
+    """Note that a session is open. Returns when it began, in ns, if it was known before; else None."""
+    rows = await db.run(
+        scope.tenant_id, _OPEN_SESSION, scope.tenant_id, scope.agent_id, scope.session, scope.principal.value
+    )
+    began_ns, known = rows[0]
+    return began_ns if known else None
+
+
+async def end_session(db: Database, scope: Scope) -> None:
+    await db.run(scope.tenant_id, _END_SESSION, scope.tenant_id, scope.agent_id, scope.session)
+
+
+async def set_root_attrs(db: Database, scope: Scope, attrs: Attrs) -> None:
+    await db.run(
+        scope.tenant_id,
+        _SET_ROOT_ATTRS,
+        scope.tenant_id,
+        scope.agent_id,
+        attrs.mode,
+        attrs.uid,
+        attrs.gid,
+        attrs.mtime_ns,
+    )
+
+
+async def touch_directories(db: Database, tenant_id: str, agent_id: str, mtimes: dict[str, int]) -> None:
+    """Raise the mtime (ns) of directories by lineage. Kept out of the commits: a shared row would make
+    all creates of one directory wait for each other."""
+    await db.run(tenant_id, _TOUCH_DIRECTORIES, tenant_id, agent_id, list(mtimes), list(mtimes.values()))
+
+
+class Usage:
+    """Files and bytes of a namespace: measured once, then kept by each change and each announcement.
+
+    The quota is therefore exact for one daemon, and late by an announcement for several.
+    """
+
+    __slots__ = ("bytes", "files", "measured", "quota_bytes")
+
+    def __init__(self, quota_bytes: int | None) -> None:
+        self.quota_bytes = quota_bytes
+        self.files = 0
+        self.bytes = 0
+        self.measured = False
+
+    async def measure(self, db: Database, tenant_id: str, agent_id: str) -> None:
+        rows = await db.run(tenant_id, _MEASURE_USAGE, tenant_id, agent_id)
+        self.files, self.bytes = rows[0]
+        self.measured = True
+
+    def check(self, path: str, growth: int) -> None:
+        """Refuse growth over the quota. Raises OverQuota. Shrinking is always allowed."""
+        if self.quota_bytes is not None and growth > 0 and self.bytes + growth > self.quota_bytes:
+            raise OverQuota(f"{self.bytes + growth} bytes, the quota is {self.quota_bytes}", path=path)
+
+    def add(self, files: int, size_bytes: int) -> None:
+        self.files += files
+        self.bytes += size_bytes
