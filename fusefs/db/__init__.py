@@ -1,0 +1,1 @@
+"""Postgres (layer 2): the only package that imports psycopg."""

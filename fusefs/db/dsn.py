@@ -1,0 +1,67 @@
+"""Connection strings: reading them, and showing them without their secrets.
+
+Decided here and only here: what of a DSN may be logged or printed, and how a failed connection is
+put into one sentence. Threading: plain functions, safe anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from fusefs.rules.errors import BadConfig
+
+_SECRET = ("password", "sslpassword", "oauth_client_secret")
+_REASON = re.compile(r"failed: (?:FATAL|ERROR):\s+(.+)|failed: (.+)")
+
+
+def parse(dsn: str) -> dict[str, str]:
+    """The parameters of a DSN (URI or `key=value` form), without libpq's defaults.
+
+    Raises BadConfig. The text of libpq's own message is dropped: it quotes the DSN, password included.
+    """
+    try:
+        found = conninfo_to_dict(dsn)
+    except psycopg.Error:
+        raise BadConfig(
+            "the DSN is not valid", hint="Use the form postgresql://user:password@host:port/database."
+        ) from None
+    return {key: str(value) for key, value in found.items() if value is not None}
+
+
+def redact(dsn: str) -> str:
+    """The DSN in `key=value` form without its secrets, for status and logs; never raises."""
+    try:
+        found = parse(dsn)
+    except BadConfig:
+        return "(not a valid DSN)"
+    return make_conninfo("", **{key: value for key, value in found.items() if key not in _SECRET})
+
+
+def place(dsn: str) -> str:
+    """Where the server is, for a sentence: `host:port` (each of several), or the socket's directory."""
+    found = parse(dsn)
+    hosts = (found.get("host") or found.get("hostaddr") or os.environ.get("PGHOST") or "the local socket").split(",")
+    ports = (found.get("port") or os.environ.get("PGPORT") or "5432").split(",")
+    if len(ports) < len(hosts):
+        ports = ports[:1] * len(hosts)
+    return ", ".join(
+        host if host.startswith("/") or " " in host else f"{host}:{port}"
+        for host, port in zip(hosts, ports, strict=False)
+    )
+
+
+def failure_sentence(dsn: str, exc: BaseException) -> str:
+    """Why a connection could not be made, in one sentence without secrets.
+
+    libpq's text is `connection to server at ... failed: REASON` with more lines about where it looked.
+    """
+    lines = str(exc).strip().splitlines()
+    found = _REASON.findall(lines[0]) if lines else []
+    reason = next((part for part in found[-1] if part), "") if found else ""
+    if not reason:
+        reason = "no answer in time" if isinstance(exc, psycopg.errors.ConnectionTimeout) else "no connection"
+    return f"Postgres does not answer at {place(dsn)}: {reason.strip()}"
