@@ -1,0 +1,17 @@
+"""Logs, spans, metrics and counters (layer 1): what an operator sees, never what a file holds."""
+
+from fusefs.telemetry.counters import Counters, counters
+from fusefs.telemetry.logs import get_logger, setup_logging
+from fusefs.telemetry.metrics import configure, register_file_count
+from fusefs.telemetry.operations import Operation, operation
+
+__all__ = [
+    "Counters",
+    "Operation",
+    "configure",
+    "counters",
+    "get_logger",
+    "operation",
+    "register_file_count",
+    "setup_logging",
+]

@@ -1,0 +1,127 @@
+"""Logs: one JSON object a line, the event's name first.
+
+Decided here and only here: the form of a line, and what may never be in one. Paths are recorded,
+contents and passwords are not (HF-18): keys that could hold them are dropped, bytes are replaced by
+their length, and the password of anything that looks like a connection string is cut out.
+
+Threading: any thread; a line is written in one call.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections.abc import MutableMapping
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+import structlog
+from structlog.typing import FilteringBoundLogger
+
+from fusefs.telemetry.counters import counters
+
+DROPPED_KEYS = frozenset(
+    ("content", "content_bytes", "data", "dsn", "password", "payload", "token", "old_string", "new_string")
+)
+_PASSWORD_IN_URL = re.compile(r"(://[^\s:/@]*):[^\s@]*@")
+_PASSWORD_IN_PAIRS = re.compile(r"(password\s*[=:]\s*)('(?:[^'\\]|\\.)*'|\S+)", re.IGNORECASE)
+_LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")}
+_SAFE_TYPES = (int, float, bool, type(None))
+
+
+def setup_logging(*, json_lines: bool = True, level: str = "info", stream: TextIO | None = None) -> None:
+    """Send this process's log to `stream`; call it once, before the first line.
+
+    Args:
+        json_lines: one JSON object a line; otherwise `event key=value …` for a person.
+        level: the lowest level that is written: debug, info, warning, error or critical.
+        stream: None means what sys.stderr is at the moment of each line.
+
+    Raises KeyError for an unknown level.
+    """
+    structlog.configure(
+        processors=[structlog.processors.format_exc_info, _as_json if json_lines else _as_text],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=lambda *_: _Sink(stream),
+        cache_logger_on_first_use=True,
+    )
+
+
+def get_logger() -> FilteringBoundLogger:
+    """A logger for a module. Without `setup_logging`, warnings and worse go to stderr.
+
+    Call it as `log.info("event.name", field=value)`; the fields of a caller come from
+    `scope.log_context()`.
+    """
+    if not structlog.is_configured():
+        setup_logging(level="warning")
+    logger: FilteringBoundLogger = structlog.get_logger()
+    return logger
+
+
+class _Sink:
+    """Where finished lines go. A line that cannot be written is counted, never raised."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def msg(self, line: str) -> None:
+        stream = self._stream or sys.stderr
+        try:
+            stream.write(line + "\n")
+            stream.flush()
+        except (OSError, ValueError):  # a full disk; a closed stream
+            counters.log_errors += 1
+
+    debug = info = warning = error = critical = exception = msg
+
+
+def _fields(method: str, event: MutableMapping[str, Any]) -> dict[str, Any]:
+    """The line's fields in their order, cleaned."""
+    line: dict[str, Any] = {
+        "event": scrub(str(event.pop("event", ""))),
+        "level": "error" if method == "exception" else method,
+        "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+    }
+    for key, value in event.items():
+        if key.lower() not in DROPPED_KEYS:
+            line[key] = _clean(value)
+    return line
+
+
+def _as_json(_logger: object, method: str, event: MutableMapping[str, Any]) -> str:
+    # ASCII only: a name with a stray surrogate must not make the stream raise.
+    return json.dumps(_fields(method, event))
+
+
+def _as_text(_logger: object, method: str, event: MutableMapping[str, Any]) -> str:
+    line = _fields(method, event)
+    head = f"{line.pop('at')} {line.pop('level')} {line.pop('event')}"
+    trace = line.pop("exception", "")
+    pairs = "".join(f" {key}={json.dumps(value, ensure_ascii=False)}" for key, value in line.items())
+    return f"{head}{pairs}\n{trace}".rstrip("\n").encode(errors="backslashreplace").decode()
+
+
+def scrub(text: str) -> str:
+    """Cut passwords out of connection strings."""
+    if "://" in text:
+        text = _PASSWORD_IN_URL.sub(r"\1:***@", text)
+    if "password" in text.lower():
+        text = _PASSWORD_IN_PAIRS.sub(r"\1***", text)
+    return text
+
+
+def _clean(value: object) -> object:
+    if isinstance(value, str):
+        return scrub(value)
+    if isinstance(value, _SAFE_TYPES):
+        return value
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return f"<{len(value)} bytes>"
+    if isinstance(value, dict):
+        return {str(k): _clean(v) for k, v in value.items() if str(k).lower() not in DROPPED_KEYS}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_clean(item) for item in value]
+    return scrub(str(value))
