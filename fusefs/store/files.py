@@ -304,14 +304,18 @@ async def claim(
     ino: int,
     attrs: Attrs,
     handle: int | None = None,
+    revive: str | None = None,
 ) -> NodeRow:
-    """Take a name before answering: a directory, a special file, or an O_EXCL file at version 0.
+    """Take a name before answering: a directory, or an O_EXCL file at version 0.
+
+    Args:
+        revive: the lineage that this session deleted here a moment ago; go on with it.
 
     Raises Exists, NotFound where the directory is gone, NotADirectory.
     """
     paths.check(scope, Op.MKDIR if kind is Kind.DIR else Op.CREATE, path)
     paths.check_path(path, limits)
-    node_id, write_id = new_id(), new_id()
+    node_id, write_id = revive or new_id(), new_id()
 
     async def confirm() -> list[Row] | None:
         found = await db.run(scope.tenant_id, _FIND_CLAIM, scope.tenant_id, scope.agent_id, node_id, write_id)
@@ -336,6 +340,7 @@ async def claim(
                 scope.session,
                 write_id,
                 handle,
+                revive is not None,
             ),
             confirm,
         )

@@ -68,11 +68,11 @@ where tenant_id = $1::uuid and agent_id = $2::uuid and id = $3::uuid and kind = 
 returning id, version, size_bytes, mtime_ns, (extract(epoch from updated_at) * 1000000)::bigint * 1000;
 
 -- name: claim_name
--- Take a name at once: O_EXCL, mkdir, mknod. No row: it exists.
+-- Take a name at once: O_EXCL, mkdir. No row: it exists.
 select id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
   (extract(epoch from updated_at) * 1000000)::bigint * 1000 as ctime_ns, updated_session
 from fusefs_claim_v1($1::uuid, $2::uuid, $3::uuid, $4, $5, $6::bigint, $7::int, $8::int, $9::int, $10::bigint,
-  $11, $12, $13::uuid, $14::bigint);
+  $11, $12, $13::uuid, $14::bigint, $15::boolean);
 
 -- name: delete_node
 -- Delete one lineage; the trigger keeps its content in the history. No row: it is gone already.

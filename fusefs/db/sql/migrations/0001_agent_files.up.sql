@@ -62,9 +62,9 @@ create table agent_sessions (
   primary key (tenant_id, agent_id, session)
 );
 
--- Numbers of incarnations. Below 1024: directories that exist in a mount only. Below 2^40: a mount of
--- many sessions puts the session's number above these bits.
-create sequence fusefs_ino as bigint minvalue 1024 maxvalue 1099511627775 start 1024;
+-- Numbers of incarnations. Below 1024: directories that exist in a mount only. Below 2^39: a mount
+-- keeps bit 39 for the files of its control directory, and the number of a session above bit 40.
+create sequence fusefs_ino as bigint minvalue 1024 maxvalue 549755813887 start 1024;
 
 -- Who wrote a row or deletes it, for the triggers: set by the functions below for one transaction.
 create function fusefs_setting_v1(p_name text) returns text
@@ -85,13 +85,15 @@ create function fusefs_now_ns_v1() returns bigint
 --   content_bytes  content that is not UTF-8 text without NUL
 --   size_bytes     bytes of the content, kept by trigger
 --   version        +1 for each change of content, kept by trigger; 0: a claimed name, not written yet
+--                  (a claim that goes on with a deleted lineage has the version of the delete)
 --   ino            the incarnation: what an inode number and an open handle stand for
 --   parent         path of the directory, '/' at the top
 --   mode           permission bits (07777); uid, gid null: whoever mounts
 --   updated_at     of any change, shown as ctime; mtime_ns of the content, as utimensat(2) sets it
 --   updated_by     principal, or 'sql:<role>' for a writer that knows only the seed's columns
 --   write_id       of the newest change of content; unique in the history, so a retry cannot apply twice
---   write_op       what that change was: create, write, append, rename, restore
+--   write_op       what that change was: claim (a name without content yet), create, write, append,
+--                  rename, restore
 --   write_handle   the open handle that made it, null outside a mount
 create table agent_files (
   id uuid not null default gen_random_uuid(),
@@ -318,13 +320,24 @@ begin
       new.mtime_ns := fusefs_now_ns_v1();
     end if;
   end if;
-  new.version := old.version + 1;
   if new.content_bytes is null then
     new.size_bytes := octet_length(new.content);
   else
     new.content := '';
     new.size_bytes := octet_length(new.content_bytes);
   end if;
+  -- The same content again is no new version, only a new time.
+  if new.size_bytes = old.size_bytes and old.write_op <> 'claim' and new.write_op <> 'rename'
+     and new.content = old.content and new.content_bytes is not distinct from old.content_bytes then
+    new.version := old.version;
+    new.write_id := old.write_id;
+    new.write_op := old.write_op;
+    new.write_handle := old.write_handle;
+    new.updated_by := old.updated_by;
+    new.updated_session := old.updated_session;
+    return new;
+  end if;
+  new.version := old.version + 1;
   return new;
 end
 $$;
@@ -333,13 +346,13 @@ create trigger fusefs_before_content before update of content, content_bytes on 
 
 create function fusefs_after_insert_v1() returns trigger language plpgsql as $$
 begin
-  if new.version > 0 and new.kind <> 'dir' then
+  if new.write_op <> 'claim' and new.kind <> 'dir' then
     insert into agent_file_versions (tenant_id, agent_id, file_id, version, op, kind, path, size_bytes, mode,
         updated_by, updated_session, write_id)
       values (new.tenant_id, new.agent_id, new.id, new.version, new.write_op, new.kind, new.path, new.size_bytes,
         new.mode, new.updated_by, new.updated_session, new.write_id);
   end if;
-  perform fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new, null, 0);
+  perform fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new, null, null);
   return null;
 end
 $$;
@@ -354,7 +367,7 @@ begin
   if new.version = old.version then
     return null;
   end if;
-  if old.version = 0 then
+  if old.write_op = 'claim' then
     v_state := 'none';
   elsif new.write_op = 'append' then
     v_state := 'prefix';
@@ -368,7 +381,7 @@ begin
   insert into agent_file_versions (tenant_id, agent_id, file_id, version, op, kind, path, old_path, size_bytes, mode,
       updated_by, updated_session, write_id, old_state, old_size, old_content, old_bytes)
     values (new.tenant_id, new.agent_id, new.id, new.version,
-      case when old.version = 0 then 'create' else new.write_op end,
+      case when old.write_op = 'claim' then 'create' else new.write_op end,
       new.kind, new.path, case when v_rename then fusefs_setting_v1('old_path') end, new.size_bytes, new.mode,
       new.updated_by, new.updated_session, new.write_id, v_state, old.size_bytes,
       case when v_state = 'text' then old.content end, case when v_state = 'bytes' then old.content_bytes end);
@@ -406,7 +419,7 @@ create trigger fusefs_after_attrs after update of path, mode, uid, gid, mtime_ns
 create function fusefs_after_delete_v1() returns trigger language plpgsql as $$
 declare
   v_op text := coalesce(fusefs_setting_v1('delete_op'), 'delete');
-  v_keep boolean := old.version > 0 and old.kind <> 'dir' and v_op = 'delete';
+  v_keep boolean := old.write_op <> 'claim' and old.kind <> 'dir' and v_op = 'delete';
 begin
   -- The agent itself is being deleted: its history goes too.
   if not exists (select from agents where id = old.agent_id) then
@@ -451,18 +464,24 @@ create trigger fusefs_purge_history after delete on agents
 
 -- Claim a name: O_EXCL and mkdir. Visible and announced at once, but not durable until close: a crash
 -- of the server may forget an empty file, as a crash may on any local disk before fsync.
+--   p_revive  go on with the deleted lineage p_id
 -- No row: the name exists.
 create function fusefs_claim_v1(
   p_tenant uuid, p_agent uuid, p_id uuid, p_path text, p_kind text, p_ino bigint, p_mode int, p_uid int, p_gid int,
-  p_mtime_ns bigint, p_by text, p_session text, p_write_id uuid, p_handle bigint
+  p_mtime_ns bigint, p_by text, p_session text, p_write_id uuid, p_handle bigint, p_revive boolean
 ) returns setof agent_files language plpgsql as $$
+declare
+  v_version int := case when p_kind = 'file' then 0 else 1 end;
 begin
+  if p_revive then
+    select max(version) into v_version from agent_file_versions where tenant_id = p_tenant and file_id = p_id;
+  end if;
   perform set_config('synchronous_commit', 'off', true);
   return query insert into agent_files (tenant_id, agent_id, id, path, content, kind, ino, mode, uid, gid, mtime_ns,
-      version, updated_by, updated_session, write_id, write_handle)
-    values (p_tenant, p_agent, p_id, p_path, '', p_kind, p_ino, p_mode, p_uid, p_gid, p_mtime_ns,
-      case when p_kind = 'file' then 0 else 1 end, p_by, p_session, p_write_id, p_handle)
-    on conflict (tenant_id, agent_id, path) do nothing returning *;
+      version, updated_by, updated_session, write_id, write_op, write_handle)
+    values (p_tenant, p_agent, p_id, p_path, '', p_kind, p_ino, p_mode, p_uid, p_gid, p_mtime_ns, coalesce(v_version, 0),
+      p_by, p_session, p_write_id, case when p_kind = 'file' then 'claim' else 'create' end, p_handle)
+    on conflict do nothing returning *;
 end
 $$;
 
