@@ -1,0 +1,1 @@
+"""The command line (layer 7): one module per command group; it translates and decides nothing about files."""

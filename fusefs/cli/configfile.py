@@ -1,0 +1,119 @@
+"""The TOML file with options: where it is, which keys it may have, and of which type they are.
+
+Decided here and only here: top-level keys are option names with underscores and hold for every command
+that has the option; a table named like a command (`[mount]`, `[gc]`) holds for that command alone and wins.
+The command line wins over the environment, the environment over the file.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fusefs.rules.errors import BadConfig
+
+NOT_IN_FILE = frozenset({"config"})
+
+
+def option_key(option: click.Parameter) -> str:
+    """The key of an option in the file: its long name, with underscores."""
+    longest = max(option.opts, key=len)
+    return longest.lstrip("-").replace("-", "_")
+
+
+def default_path() -> Path:
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return Path(base, "fusefs", "config.toml")
+
+
+def defaults_for(command: click.Command, command_path: Sequence[str], path: str | None) -> dict[str, Any]:
+    """The values of the file for one command, keyed by parameter name as click wants them.
+
+    Args:
+        path: the file that was asked for; None means the default one, which may be missing.
+
+    Raises BadConfig for a file that cannot be read, an unknown key, or a value of the wrong type.
+    """
+    file = Path(path) if path is not None else default_path()
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        if path is None:
+            return {}
+        raise BadConfig(f"the configuration file {file} does not exist") from exc
+    except OSError as exc:
+        raise BadConfig(f"the configuration file {file} cannot be read ({exc.strerror})") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise BadConfig(f"the configuration file {file} is not valid TOML: {exc}") from exc
+    _check(file, table)
+    chosen = {key: value for key, value in table.items() if not isinstance(value, dict)}
+    if command_path and isinstance(table.get(command_path[0]), dict):
+        chosen.update(table[command_path[0]])
+    return {
+        option.name: chosen[option_key(option)]
+        for option in command.params
+        if isinstance(option, click.Option) and option.name is not None and option_key(option) in chosen
+    }
+
+
+def _check(file: Path, table: dict[str, Any]) -> None:
+    """Check the whole file, whichever command reads it: a mistake must not wait for its command."""
+    by_command = {name: list(_options(command)) for name, command in _commands()}
+    everything = {option_key(option): option for options in by_command.values() for option in options}
+    for key, value in table.items():
+        if not isinstance(value, dict):
+            _check_value(file, key, value, everything, "")
+        elif key not in by_command:
+            raise BadConfig(
+                f"{file}: there is no table [{key}]", hint=f"The tables are {', '.join(sorted(by_command))}."
+            )
+        else:
+            known = {option_key(option): option for option in by_command[key]}
+            for inner, inner_value in value.items():
+                _check_value(file, inner, inner_value, known, f"{key}.")
+
+
+def _check_value(file: Path, key: str, value: Any, known: dict[str, click.Option], prefix: str) -> None:
+    option = known.get(key)
+    if option is None:
+        raise BadConfig(f"{file}: unknown key {prefix}{key}", hint=f"The keys are {', '.join(sorted(known))}.")
+    wanted, fits = _wanted_type(option, value)
+    if not fits:
+        raise BadConfig(f"{file}: {prefix}{key} must be {wanted}")
+
+
+def _wanted_type(option: click.Option, value: Any) -> tuple[str, bool]:
+    is_number = not isinstance(value, bool)
+    if option.is_flag:
+        return "true or false", isinstance(value, bool)
+    if isinstance(option.type, click.Choice):
+        choices = [str(choice) for choice in option.type.choices]
+        return f"one of {', '.join(choices)}", value in choices
+    if isinstance(option.type, (click.types.IntParamType, click.IntRange)):
+        return "a whole number", isinstance(value, int) and is_number
+    if isinstance(option.type, (click.types.FloatParamType, click.FloatRange)):
+        return "a number", isinstance(value, (int, float)) and is_number
+    return "a string", isinstance(value, str)
+
+
+def _commands() -> Iterator[tuple[str, click.Command]]:
+    from fusefs.cli.main import cli
+
+    with click.Context(cli) as ctx:
+        for name in cli.list_commands(ctx):
+            command = cli.get_command(ctx, name)
+            if command is not None:
+                yield name, command
+
+
+def _options(command: click.Command) -> Iterator[click.Option]:
+    inner = command.commands.values() if isinstance(command, click.Group) else [command]
+    for one in inner:
+        for param in one.params:
+            if isinstance(param, click.Option) and option_key(param) not in NOT_IN_FILE:
+                yield param

@@ -1,0 +1,48 @@
+"""The database of a command: which one it is, and how an async function is run on it.
+
+Decided here and only here: without --dsn the embedded Postgres is started and shared.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from fusefs.db.pool import Database
+
+T = TypeVar("T")
+
+
+def resolve_dsn(dsn: str | None, data_dir: str | None, prepare: bool = False) -> str:
+    """The DSN to use.
+
+    Args:
+        prepare: bring the schema of an embedded database up to date: it is ours alone, and who asks for
+            things to be made should not have to run `fusefs init` first.
+
+    Raises Unavailable when the embedded Postgres cannot be started, SchemaMismatch when it is newer than we.
+    """
+    if dsn is not None:
+        return dsn
+    from fusefs.db import embedded, migrate
+
+    found = embedded.ensure_running(Path(data_dir) if data_dir else None)
+    if prepare:
+        migrate.up(found)
+    return found
+
+
+def run(dsn: str, work: Callable[[Database], Awaitable[T]]) -> T:
+    """Run an async function on a database. Raises what it raises; trio's groups are unwrapped by `main`."""
+    import trio
+
+    from fusefs.db.pool import open_database
+
+    async def on_database() -> T:
+        async with open_database(dsn, origin=f"cli-{os.getpid()}", size=2) as db:
+            return await work(db)
+
+    return trio.run(on_database)

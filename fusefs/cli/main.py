@@ -1,0 +1,172 @@
+"""The entry point `fusefs`: finds the command, runs it, and turns whatever happens into an exit code.
+
+Decided here and only here: which commands there are, and what a person sees of an error: one sentence,
+a hint, an exit code from `errors.outcome`, never a traceback (except with --debug).
+
+Nothing heavy is imported here: `fusefs status` must not pay for trio and psycopg (about 0.2 s).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from fusefs.cli.groups import LazyGroup
+from fusefs.rules.errors import FsError, outcome
+
+COMMANDS = {
+    "mount": "fusefs.cli.mount:mount",
+    "host": "fusefs.cli.mount:host",
+    "umount": "fusefs.cli.umount:umount",
+    "status": "fusefs.cli.status:status",
+    "init": "fusefs.cli.schema:init",
+    "migrate": "fusefs.cli.schema:migrate",
+    "tenant": "fusefs.cli.tenants:tenant",
+    "agent": "fusefs.cli.tenants:agent",
+    "check": "fusefs.cli.check:check",
+    "versions": "fusefs.cli.versions:versions",
+    "restore": "fusefs.cli.versions:restore",
+    "conflicts": "fusefs.cli.conflicts:conflicts",
+    "export": "fusefs.cli.transfer:export",
+    "import": "fusefs.cli.transfer:import_",
+    "df": "fusefs.cli.usage:df",
+    "gc": "fusefs.cli.usage:gc",
+}
+
+INTERRUPTED = 130
+"""128 + SIGINT, as a shell says it."""
+
+
+@dataclass(slots=True)
+class Run:
+    """What one run of the program was asked to do about its own errors."""
+
+    debug: bool = False
+    log_path: str = ""
+    ready_fd: int | None = None
+
+
+def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from importlib.metadata import version
+
+        click.echo(f"fusefs {version('fusefs')}")
+        ctx.exit()
+
+
+@click.group(
+    cls=LazyGroup,
+    commands_by_name=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Shell completion: eval \"$(_FUSEFS_COMPLETE=bash_source fusefs)\" (also zsh_source, fish_source).",
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Print the version and exit.",
+)
+def cli() -> None:
+    """Agent files in Postgres, mounted as a real directory.
+
+    \b
+    Example:
+      fusefs init
+      fusefs mount ~/work --tenant acme --agent coder --create
+    """
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run one command and exit the process."""
+    sys.exit(run(sys.argv[1:] if args is None else args))
+
+
+def run(args: list[str]) -> int:
+    """Run one command; returns its exit code and prints its error, if any, to stderr."""
+    state = Run()
+    try:
+        code: Any = cli.main(args, prog_name="fusefs", standalone_mode=False, obj=state)
+        sys.stdout.flush()
+    except click.exceptions.Abort:
+        return INTERRUPTED
+    except click.ClickException as exc:
+        _complain(state, exc.format_message(), _usage_hint(exc), exc.exit_code)
+        return exc.exit_code
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`): that is its right. What is still buffered goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + 13
+    except BaseException as exc:
+        return _report(state, exc)
+    return code if isinstance(code, int) else 0
+
+
+def _report(state: Run, exc: BaseException) -> int:
+    cause = _root_cause(exc)
+    if isinstance(cause, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(cause, (SystemExit, GeneratorExit)):
+        raise cause
+    result = outcome(cause)
+    hint = result.hint
+    if not isinstance(cause, FsError):
+        where = f"The log is {state.log_path}." if state.log_path else "Run it again with --debug to see where."
+        hint = f"This is a fault of fusefs. {where}"
+        if state.log_path and not state.debug:
+            _log_traceback(exc)
+    if state.debug:
+        import traceback
+
+        traceback.print_exception(exc)
+    _complain(state, result.text, hint, result.exit_code)
+    return result.exit_code
+
+
+def _root_cause(exc: BaseException) -> BaseException:
+    """The one error that a person should hear of: trio wraps what its tasks raise in groups."""
+    if not isinstance(exc, BaseExceptionGroup):
+        return exc
+    leaves = [_root_cause(inner) for inner in exc.exceptions]
+    for kind in (KeyboardInterrupt, FsError):
+        for leaf in leaves:
+            if isinstance(leaf, kind):
+                return leaf
+    return leaves[0]
+
+
+def _usage_hint(exc: click.ClickException) -> str:
+    hint = getattr(exc, "hint", None)
+    if isinstance(hint, str):
+        return hint
+    ctx = getattr(exc, "ctx", None)
+    return f"See `{ctx.command_path} --help`." if ctx is not None else ""
+
+
+def _complain(state: Run, text: str, hint: str, exit_code: int) -> None:
+    from fusefs.cli.output import printable
+
+    text = printable(text.strip().rstrip("."))
+    click.echo(f"fusefs: {text}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
+    if state.ready_fd is not None:
+        from fusefs.cli.background import report_failure
+
+        report_failure(state.ready_fd, text, hint, exit_code)
+
+
+def _log_traceback(exc: BaseException) -> None:
+    """A daemon's stderr is its log: the place for the details of an unexpected error."""
+    import traceback
+
+    traceback.print_exception(exc)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The options of the commands, each named once.
+
+Decided here and only here: an option's name, type, help, and its environment variable HANGO_FS_<NAME>.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from fusefs.rules.config import MIB, Consistency, Limits, Settings, VersionCheck
+from fusefs.rules.scope import Principal
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PEOPLE = [principal.value for principal in Principal if principal is not Principal.SYSTEM]
+"""Who a person at a command line can be; `system` is the harness itself."""
+
+
+def option(flag: str, *more: str, **attrs: Any) -> Callable[[F], F]:
+    """click.option with the environment variable that every option has."""
+    attrs.setdefault("envvar", "HANGO_FS_" + flag.removeprefix("--").replace("-", "_").upper())
+    attrs.setdefault("show_envvar", True)
+    return click.option(flag, *more, **attrs)
+
+
+def together(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    """Several decorators as one; the help lists the options in this order."""
+
+    def decorate(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+database = together(
+    option("--dsn", metavar="DSN", help="Postgres to use, as a URL or key=value text. Default: an embedded one."),
+    option("--data-dir", metavar="DIR", help="Where the embedded Postgres keeps its data."),
+)
+tenant = option("--tenant", metavar="T", help="Tenant, by slug or UUID.")
+agent = option("--agent", metavar="A", help="Agent, by slug or UUID.")
+scope = together(tenant, agent)
+session = option("--session", metavar="S", help="Session id. Default: a new one, which is printed.")
+principal = option(
+    "--as",
+    "as_",
+    type=click.Choice(PEOPLE),
+    default=None,
+    help="Whose rights to use. Default: agent (admin for --all).",
+)
+limits = together(
+    option(
+        "--max-file-bytes",
+        type=click.IntRange(1, 1024 * MIB),
+        default=Limits().max_file_bytes,
+        show_default=True,
+        help="Largest file, in bytes.",
+    ),
+    option(
+        "--max-path-depth",
+        type=click.IntRange(1, 512),
+        default=Limits().max_path_depth,
+        show_default=True,
+        help="Deepest path, in levels.",
+    ),
+)
+as_json = option("--json", "as_json", is_flag=True, help="Print JSON.")
+yes = option("--yes", is_flag=True, help="Do not ask for confirmation.")
+
+mounting = together(
+    option("--allow-other", is_flag=True, help="Let other users of this machine in."),
+    option("--uid", type=click.IntRange(0), default=os.getuid, show_default="yours", help="Owner of new files."),
+    option("--gid", type=click.IntRange(0), default=os.getgid, show_default="yours", help="Group of new files."),
+    option("--foreground", is_flag=True, help="Stay in the foreground, for systemd and containers."),
+    option(
+        "--consistency",
+        type=click.Choice([one.value for one in Consistency]),
+        default=Consistency.NOTIFY.value,
+        show_default=True,
+        help="Learn of others' changes by announcement, or ask at every lookup and open.",
+    ),
+    option(
+        "--version-check",
+        type=click.Choice([one.value for one in VersionCheck]),
+        default=VersionCheck.SEEN.value,
+        show_default=True,
+        help="Compare a write with what the session saw last, or only with the version at open.",
+    ),
+    option("--require-read", is_flag=True, help="Refuse to replace a file that the session never read."),
+    option("--xattr", is_flag=True, help="Answer requests for extended attributes."),
+    option(
+        "--write-timeout",
+        type=click.FloatRange(0.1, 300.0),
+        default=Settings().write_timeout_s,
+        show_default=True,
+        help="Seconds that a write waits for Postgres.",
+    ),
+    limits,
+    option("--log-file", metavar="PATH", help="Log of the daemon. Default in the foreground: stderr."),
+)

@@ -1,0 +1,145 @@
+"""The mounts of this machine that fusefs made: one small JSON file each.
+
+Decided here and only here: where the files are, what they hold, and when a record counts as alive. A record
+is written when the mount is ready and removed when its daemon ends in good order; one that is left over
+tells the next command which FUSE connection to abort.
+
+Threading: plain blocking calls; a record is replaced atomically.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fusefs.cli import processes
+from fusefs.rules.errors import MountFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One mount. `dsn` has no password; `process_start` is in clock ticks since boot; `connection` is the
+    number below /sys/fs/fuse/connections."""
+
+    mountpoint: str
+    pid: int
+    process_start: int
+    connection: int
+    layout: str
+    tenant: str | None
+    agent: str | None
+    tenant_id: str | None
+    agent_id: str | None
+    session: str | None
+    dsn: str
+    started_at: str
+    log: str
+
+    @property
+    def alive(self) -> bool:
+        """Whether the daemon that wrote the record still runs."""
+        return processes.start_time(self.pid) == self.process_start
+
+
+def directory() -> Path:
+    """Where this user's records are: HANGO_FS_RUNTIME_DIR, or /run/fusefs for root, or
+    $XDG_RUNTIME_DIR/fusefs, or ~/.local/state/fusefs.
+
+    Root never uses XDG_RUNTIME_DIR, which a login has and a systemd unit has not: both must see the same.
+    Nor does root read other users' records, since it would act on the pids and connections in them.
+    """
+    chosen = os.environ.get("HANGO_FS_RUNTIME_DIR")
+    if chosen:
+        return Path(chosen)
+    if os.geteuid() == 0:
+        return Path("/run/fusefs")
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        return Path(runtime, "fusefs")
+    return state_directory()
+
+
+def state_directory() -> Path:
+    """Where logs are kept: /var/log/fusefs for root, $XDG_STATE_HOME/fusefs or ~/.local/state/fusefs."""
+    if os.geteuid() == 0:
+        return Path("/var/log/fusefs")
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return Path(base, "fusefs")
+
+
+def log_path(mountpoint: str) -> Path:
+    """The log of a mount in the background, when none is named."""
+    return state_directory() / f"{_key(mountpoint)}.log"
+
+
+def _key(mountpoint: str) -> str:
+    name = "".join(char if char.isalnum() and char.isascii() else "-" for char in mountpoint).strip("-")
+    return f"{name[-40:]}-{hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:12]}"
+
+
+def _file(mountpoint: str) -> Path:
+    return directory() / f"{_key(mountpoint)}.json"
+
+
+def write(record: Record) -> None:
+    """Write or replace the record of a mount. Raises MountFailed when the directory cannot be used."""
+    folder = directory()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder, prefix=".new-")
+        with open(handle, "w", encoding="utf-8") as file:
+            json.dump(asdict(record), file)
+        os.replace(temporary, _file(record.mountpoint))
+    except OSError as exc:
+        raise MountFailed(
+            f"cannot note the mount in {folder} ({exc.strerror})", hint="Set HANGO_FS_RUNTIME_DIR to a writable folder."
+        ) from exc
+
+
+def find(mountpoint: str) -> Record | None:
+    """The record of a mount point, dead or alive."""
+    return _read(_file(mountpoint))
+
+
+def remove(record: Record) -> None:
+    """Remove a record, unless another daemon has taken the mount point since."""
+    if find(record.mountpoint) == record:
+        _file(record.mountpoint).unlink(missing_ok=True)
+
+
+def all_records() -> list[Record]:
+    """Every record of this user, by mount point."""
+    try:
+        names = sorted(directory().glob("*.json"))
+    except OSError:
+        return []
+    records = [record for record in map(_read, names) if record is not None]
+    return sorted(records, key=lambda record: record.mountpoint)
+
+
+def _read(path: Path) -> Record | None:
+    """A record, or None for a file that is missing, broken or not ours: pids in it get signals."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        with open(handle, encoding="utf-8") as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                return None
+            return Record(**json.load(file))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def containing(path: str) -> tuple[Record, str] | None:
+    """The mount that a path lies in, with the path inside it (`/` for the mount point itself)."""
+    for record in sorted(all_records(), key=lambda one: len(one.mountpoint), reverse=True):
+        if path == record.mountpoint:
+            return record, "/"
+        if path.startswith(record.mountpoint.rstrip("/") + "/"):
+            return record, path[len(record.mountpoint.rstrip("/")) :]
+    return None
