@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import MutableMapping
@@ -69,10 +70,18 @@ class _Sink:
 
     def msg(self, line: str) -> None:
         stream = self._stream or sys.stderr
+        data = line.encode() + b"\n"
         try:
-            stream.write(line + "\n")
-            stream.flush()
-        except (OSError, ValueError):  # a full disk; a closed stream
+            # Past the stream's buffer: that would keep what a full disk refused, and raise again at exit.
+            descriptor = stream.fileno()
+        except (OSError, ValueError):  # a stream in memory, or a closed one
+            descriptor = -1
+        try:
+            if descriptor < 0:
+                stream.write(line + "\n")
+            while descriptor >= 0 and data:
+                data = data[os.write(descriptor, data) :]
+        except (OSError, ValueError):
             counters.log_errors += 1
 
     debug = info = warning = error = critical = exception = msg
