@@ -19,11 +19,12 @@ import importlib.metadata
 import importlib.util
 import os
 import pwd
+import re
 import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,8 @@ _STOP_TIMEOUT_S = 30
 _SOCKET_NAME = ".s.PGSQL.5432"
 _SOCKET_PATH_MAX = 107
 """Bytes that sockaddr_un.sun_path holds on Linux, less its NUL."""
+
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+-]+")
 
 # 256 MB of buffers hold the hot part of a few hundred namespaces; the checkpoint settings keep
 # a `tar x` from waiting for full-page writes; errors are logged without statements and details, which
@@ -235,8 +238,10 @@ def _create(pg: Path, binaries: Path, account: _Account) -> None:
     what = f"cannot make the embedded Postgres in {pg}"
     # The builtin provider gives Unicode rules that do not depend on the machine's locales.
     _run(
-        [binaries / "initdb", "-D", fresh, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
-        + ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"],
+        [
+            *(binaries / "initdb", "-D", fresh, "-U", "postgres", "--auth=trust", "--encoding=UTF8"),
+            *("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
+        ],
         account,
         what,
     )
@@ -265,8 +270,10 @@ def _start(pg: Path, binaries: Path, account: _Account) -> None:
         )
     log = pg / "server.log"
     _run(
-        [binaries / "pg_ctl", "start", "-w", "-s", "-t", str(_START_TIMEOUT_S), "-D", pg, "-l", log]
-        + ["-o", f"-k '{_socket_dir(pg, account)}'"],
+        [
+            *(binaries / "pg_ctl", "start", "-w", "-s", "-t", str(_START_TIMEOUT_S), "-D", pg, "-l", log),
+            *("-o", f"-k {_socket_dir(pg, account)}"),
+        ],
         account,
         f"the embedded Postgres in {pg} does not start",
         hint=f"See {log}.",
@@ -274,8 +281,9 @@ def _start(pg: Path, binaries: Path, account: _Account) -> None:
 
 
 def _socket_dir(pg: Path, account: _Account) -> Path:
-    """The data directory itself (0700); where that path is too long for a socket, a private one in /tmp."""
-    if len(os.fsencode(pg / _SOCKET_NAME)) <= _SOCKET_PATH_MAX:
+    """The data directory itself (0700); where that path is too long for a socket, or has characters that
+    the option -k or pg_ctl's shell would read differently, a private one in /tmp."""
+    if _PLAIN_PATH.fullmatch(str(pg)) and len(os.fsencode(pg / _SOCKET_NAME)) <= _SOCKET_PATH_MAX:
         return pg
     name = hashlib.sha256(os.fsencode(pg)).hexdigest()[:16]
     directory = Path("/tmp") / f"fusefs-{os.geteuid()}-{name}"  # noqa: S108  (checked below)
@@ -297,7 +305,7 @@ def _can(command: list[str], account: _Account) -> bool:
 
 
 def _run(
-    command: list[Path | str] | list[str], account: _Account, what: str, *, stdin: str | None = None, hint: str = ""
+    command: Sequence[Path | str], account: _Account, what: str, *, stdin: str | None = None, hint: str = ""
 ) -> str:
     """Run a command of the server; its output. Raises Unavailable with the last line that it wrote."""
     try:
@@ -315,18 +323,24 @@ def _run(
 def _call(command: list[str], account: _Account, stdin: str | None) -> subprocess.CompletedProcess[str]:
     # Output goes to a file: a pipe would be held open by the server, and reading it to its end never returns.
     with tempfile.TemporaryFile("w+") as output:
-        done = subprocess.run(
+        process = subprocess.Popen(
             command,
-            check=False,
             cwd="/",
             env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
             umask=0o077,
             text=True,
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            timeout=_START_TIMEOUT_S + 5,
-            **({"input": stdin} if stdin is not None else {"stdin": subprocess.DEVNULL}),
-            **({"user": account.uid, "group": account.gid, "extra_groups": []} if account.uid is not None else {}),
+            user=account.uid,
+            group=account.gid,
+            extra_groups=[] if account.uid is not None else None,
         )
+        with process:
+            try:
+                process.communicate(stdin, timeout=_START_TIMEOUT_S + 5)
+            except BaseException:
+                process.kill()
+                raise
         output.seek(0)
-        return subprocess.CompletedProcess(command, done.returncode, output.read(), "")
+        return subprocess.CompletedProcess(command, process.returncode, output.read(), "")

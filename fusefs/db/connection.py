@@ -1,0 +1,394 @@
+"""One connection to Postgres, waited on from trio: prepared statements through `psycopg.pq`.
+
+Decided here and only here: how a statement travels. A connection stays in libpq's pipeline mode: the
+tenant (only when it differs from the last one), the PREPARE (only the first time) and the statement
+leave together and cost one round trip.
+
+A statement whose task is cancelled, or that fails in any way but by the server's own error, leaves the
+connection in the middle of a result: it is closed then, and never used again.
+
+Threading: belongs to the trio thread; one task at a time. Only connecting happens in a worker thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import trio
+from psycopg import pq
+from psycopg.conninfo import make_conninfo
+
+from fusefs.db import dsn as dsns
+from fusefs.db.failures import LostInFlight, NotConnected, from_result
+from fusefs.db.queries import Query
+from fusefs.db.values import Decoder, Param, decoder, encode
+from fusefs.rules.errors import Unavailable
+
+Row = tuple[Any, ...]
+
+DAEMON_ROLE = "fusefs_daemon"
+"""The role that row-level security binds; a login that may, becomes it on every pooled connection."""
+
+_SET_TENANT = b"fusefs_set_tenant"
+_IDLE = int(pq.TransactionStatus.IDLE)
+_IN_ERROR = int(pq.TransactionStatus.INERROR)
+_OK = int(pq.ConnStatus.OK)
+_COMMAND_OK = int(pq.ExecStatus.COMMAND_OK)
+_TUPLES_OK = int(pq.ExecStatus.TUPLES_OK)
+_SYNC = int(pq.ExecStatus.PIPELINE_SYNC)
+
+# A dead peer is noticed within 10 + 3 * 5 s when idle, and 20 s with data on the way (milliseconds here).
+_CONNECTION_DEFAULTS = {
+    "application_name": "fusefs",
+    "keepalives": "1",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "20000",
+}
+
+_SET_UP = """
+select pg_backend_pid(), (extract(epoch from backend_start) * 1000000)::bigint,
+  current_setting('server_version_num')::int,
+  set_config('fusefs.origin', %(origin)s, false), set_config('fusefs.tenant', '', false),
+  set_config('jit', 'off', false), set_config('statement_timeout', %(timeout_ms)s, false),
+  set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalives_interval', '5', false),
+  set_config('tcp_keepalives_count', '3', false)
+from pg_stat_activity where pid = pg_backend_pid()
+"""
+_MAY_BECOME = "select 1 from pg_roles where rolname = %s and pg_has_role(session_user, oid, %s)"
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Which server process serves a connection. A pid is used again in time, the pair is not."""
+
+    pid: int
+    started_us: int
+
+
+class _Prepared:
+    """A statement that this connection has prepared; `decoders` once its first result was seen."""
+
+    __slots__ = ("decoders", "name")
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self.decoders: tuple[Decoder, ...] | None = None
+
+
+class Connection:
+    """A connection in pipeline mode. Made by `open`; closed by `close`, or by itself when it breaks.
+
+    Attributes: `backend`, `server_version` (150004 for 15.4), `trips` (round trips so far), `busy_since`
+    (trio's time at which the statement in progress was sent, or None).
+    """
+
+    __slots__ = (
+        "_fd",
+        "_owner",
+        "_pgconn",
+        "_poll",
+        "_prepared",
+        "_tenant",
+        "backend",
+        "broken",
+        "busy_since",
+        "server_version",
+        "trips",
+    )
+
+    def __init__(self, owner: psycopg.Connection[Row], backend: Backend, server_version: int) -> None:
+        self._owner = owner
+        self._pgconn = owner.pgconn
+        self._fd = owner.pgconn.socket
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
+        self._prepared: dict[str, _Prepared] = {}
+        self._tenant: str | None = ""
+        self.backend = backend
+        self.server_version = server_version
+        self.broken = False
+        self.trips = 0
+        self.busy_since: float | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        dsn: str,
+        *,
+        origin: str,
+        role: str | None = DAEMON_ROLE,
+        connect_timeout_s: float = 5.0,
+        statement_timeout_s: float = 30.0,
+        limiter: trio.CapacityLimiter | None = None,
+    ) -> Connection:
+        """Connect in a worker thread and set the session up.
+
+        Args:
+            origin: who announces: announcements of this connection carry it.
+            role: become this role if it exists and the login may; None stays the login.
+            connect_timeout_s: for each host of the DSN; libpq counts whole seconds, at least 2.
+            statement_timeout_s: after which the server ends a statement; 0 for never.
+            limiter: bounds the threads that connect.
+
+        Raises NotConnected, in one sentence without the password; BadConfig for a DSN that cannot be read.
+        """
+        attempt = _Attempt(dsn, origin, role, connect_timeout_s, statement_timeout_s)
+        try:
+            owner, backend, server_version = await trio.to_thread.run_sync(
+                attempt.connect, abandon_on_cancel=True, limiter=limiter
+            )
+        except trio.Cancelled:
+            attempt.abandon()
+            raise
+        return cls(owner, backend, server_version)
+
+    @property
+    def backend_pid(self) -> int:
+        """The server's process id for this connection."""
+        return self.backend.pid
+
+    @property
+    def pgconn(self) -> pq.abc.PGconn:
+        """libpq's connection, for `listen`."""
+        return self._pgconn
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is whole and outside a transaction, so that another may use it."""
+        return not self.broken and self._pgconn.transaction_status == _IDLE
+
+    @property
+    def in_failed_transaction(self) -> bool:
+        return not self.broken and self._pgconn.transaction_status == _IN_ERROR
+
+    def alive(self) -> bool:
+        """Whether an idle connection still looks usable; costs 1 us when nothing arrived.
+
+        A server that went away has sent a farewell or closed the socket, so there is something to read.
+        Asking before sending turns "lost in flight, outcome unknown" into a plain reconnect.
+        """
+        if self.broken:
+            return False
+        if self._poll.poll(0):
+            try:
+                self._pgconn.consume_input()
+                self._pgconn.is_busy()  # parses what was read
+            except psycopg.Error:
+                self.close()
+                return False
+            if self._pgconn.status != _OK or self._poll.poll(0):
+                self.close()
+                return False
+        return True
+
+    def close(self) -> None:
+        """Close the socket; a task that waits on it gets LostInFlight. Safe to call twice."""
+        if not self.broken:
+            self.broken = True
+            with contextlib.suppress(RuntimeError):  # after the end of trio.run there is nobody to tell
+                trio.lowlevel.notify_closing(self._fd)
+            self._owner.close()
+
+    def forget_tenant(self) -> None:
+        """After a rollback the server's setting is back at what it was before the transaction."""
+        self._tenant = None
+
+    async def run(
+        self, query: Query, params: Sequence[Param] = (), tenant: str | None = None, *, begin: bool = False
+    ) -> list[Row]:
+        """Run one prepared statement in one round trip and return its rows.
+
+        Args:
+            tenant: the tenant that row-level security lets through; None for none.
+            begin: open a transaction first, in the same round trip.
+
+        Raises the error that the SQLSTATE stands for; LostInFlight when the connection broke.
+        """
+        if self.broken:
+            raise NotConnected("the connection to Postgres is closed")
+        values, formats = encode(params)
+        pgconn = self._pgconn
+        wanted = tenant or ""
+        sets_tenant = wanted != self._tenant
+        prepared = self._prepared.get(query.name)
+        try:
+            self.busy_since = trio.current_time()
+            if begin:
+                pgconn.send_query_params(b"begin", None)
+            if sets_tenant:
+                pgconn.send_query_prepared(_SET_TENANT, [wanted.encode()])
+            if prepared is None:
+                name = query.name.encode()
+                pgconn.send_prepare(name, query.text.encode())
+                pgconn.send_query_prepared(name, values, formats, 1)
+            else:
+                pgconn.send_query_prepared(prepared.name, values, formats, 1)
+            pgconn.pipeline_sync()
+            results = await self._finish_round()
+        except (psycopg.Error, trio.ClosedResourceError) as exc:
+            self.close()
+            raise LostInFlight() from exc
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self.busy_since = None
+
+        if prepared is None:
+            # It stays prepared even when the statement itself failed: PREPARE is not transactional.
+            before = begin + sets_tenant
+            if len(results) > before and results[before].status == _COMMAND_OK:
+                self._prepared[query.name] = prepared = _Prepared(query.name.encode())
+        last = results[-1]
+        if last.status == _TUPLES_OK and prepared is not None:
+            self._tenant = wanted
+            return self._rows(last, prepared)
+        failed = next((result for result in results if result.status not in (_COMMAND_OK, _TUPLES_OK)), None)
+        if failed is None:
+            self._tenant = wanted
+            return []
+        if sets_tenant or begin or self._pgconn.transaction_status != _IDLE:
+            self._tenant = None
+        raise from_result(failed)
+
+    async def command(self, text: bytes) -> str:
+        """Run a statement without parameters or rows (commit, rollback); its command tag."""
+        if self.broken:
+            raise NotConnected("the connection to Postgres is closed")
+        try:
+            self.busy_since = trio.current_time()
+            self._pgconn.send_query_params(text, None)
+            self._pgconn.pipeline_sync()
+            (result,) = await self._finish_round()
+        except (psycopg.Error, trio.ClosedResourceError) as exc:
+            self.close()
+            raise LostInFlight() from exc
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self.busy_since = None
+        if result.status not in (_COMMAND_OK, _TUPLES_OK):
+            raise from_result(result)
+        return (result.command_status or b"").decode()
+
+    async def _finish_round(self) -> list[pq.abc.PGresult]:
+        """Send what is buffered, then read results up to the answer to Sync: one per command sent."""
+        pgconn, fd = self._pgconn, self._fd
+        self.trips += 1
+        # libpq reads by itself when the socket is full, so that the two sides cannot wait for each other.
+        while pgconn.flush():
+            await trio.lowlevel.wait_writable(fd)
+        results: list[pq.abc.PGresult] = []
+        while True:
+            while pgconn.is_busy():
+                await trio.lowlevel.wait_readable(fd)
+                pgconn.consume_input()
+            result = pgconn.get_result()
+            if result is None:  # the end of one command's results
+                if pgconn.status != _OK:
+                    raise psycopg.OperationalError("the connection is lost")
+                continue
+            if result.status == _SYNC:
+                return results
+            results.append(result)
+
+    def _rows(self, result: pq.abc.PGresult, prepared: _Prepared) -> list[Row]:
+        decoders = prepared.decoders
+        if decoders is None:
+            decoders = prepared.decoders = tuple(
+                decoder(result.ftype(column), (result.fname(column) or b"?").decode())
+                for column in range(result.nfields)
+            )
+        columns = list(enumerate(decoders))
+        value = result.get_value
+        return [
+            tuple(
+                [None if (raw := value(row, column)) is None else decode(raw) for column, decode in columns]
+            )
+            for row in range(result.ntuples)
+        ]
+
+
+class _Attempt:
+    """One attempt to connect, in a worker thread that the waiting task may give up on.
+
+    Whoever comes second closes the connection: the thread, when it finds itself abandoned, or the task,
+    when the thread had finished already.
+    """
+
+    def __init__(
+        self, dsn: str, origin: str, role: str | None, connect_timeout_s: float, statement_timeout_s: float
+    ) -> None:
+        self._dsn = dsn
+        self._origin = origin
+        self._role = role
+        self._connect_timeout_s = max(2, math.ceil(connect_timeout_s))
+        self._statement_timeout_ms = str(round(statement_timeout_s * 1000))
+        self._lock = threading.Lock()
+        self._abandoned = False
+        self._made: psycopg.Connection[Row] | None = None
+
+    def abandon(self) -> None:
+        with self._lock:
+            self._abandoned = True
+            if self._made is not None:
+                self._made.close()
+
+    def connect(self) -> tuple[psycopg.Connection[Row], Backend, int]:
+        owner = connect_sync(self._dsn, connect_timeout_s=self._connect_timeout_s)
+        with self._lock:
+            self._made = owner
+            if self._abandoned:
+                owner.close()
+        try:
+            return owner, *self._set_up(owner)
+        except psycopg.Error as exc:
+            owner.close()
+            raise NotConnected(dsns.failure_sentence(self._dsn, exc)) from exc
+        except BaseException:
+            owner.close()
+            raise
+
+    def _set_up(self, owner: psycopg.Connection[Row]) -> tuple[Backend, int]:
+        found = owner.execute(_SET_UP, {"origin": self._origin, "timeout_ms": self._statement_timeout_ms}).fetchone()
+        if found is None:
+            raise Unavailable("Postgres does not show this connection in pg_stat_activity")
+        pid, started_us, server_version = found[:3]
+        if self._role is not None:
+            how = "SET" if server_version >= 160000 else "MEMBER"
+            if owner.execute(_MAY_BECOME, (self._role, how)).fetchone() is not None:
+                owner.execute("select set_config('role', %s, false)", (self._role,))
+        pgconn = owner.pgconn
+        prepared = pgconn.prepare(_SET_TENANT, b"select set_config('fusefs.tenant', $1, false)")
+        if prepared.status != _COMMAND_OK:
+            raise from_result(prepared)
+        pgconn.nonblocking = 1
+        pgconn.enter_pipeline_mode()
+        return Backend(pid, started_us), server_version
+
+
+def connect_sync(dsn: str, *, connect_timeout_s: int = 5) -> psycopg.Connection[Row]:
+    """A plain connection in autocommit, blocking; for worker threads and for what runs outside trio.
+
+    Raises NotConnected, in one sentence without the password; BadConfig for a DSN that cannot be read.
+    """
+    given = dsns.parse(dsn)
+    extra = {key: value for key, value in _CONNECTION_DEFAULTS.items() if key not in given}
+    if "gssencmode" not in given and "PGGSSENCMODE" not in os.environ:
+        extra["gssencmode"] = "disable"  # else libpq asks for Kerberos first, which costs a connection
+    extra.setdefault("connect_timeout", given.get("connect_timeout", str(connect_timeout_s)))
+    try:
+        return psycopg.connect(make_conninfo(dsn, client_encoding="utf8", **extra), autocommit=True)
+    except psycopg.Error as exc:
+        raise NotConnected(dsns.failure_sentence(dsn, exc)) from exc
