@@ -256,9 +256,7 @@ def outcome(exc: BaseException) -> Outcome:
     """Translate any exception. What is not an `FsError` is a fault of ours: EIO, 500, 70, and no detail."""
     if isinstance(exc, FsError):
         return Outcome(exc.errno, exc.http, exc.exit_code, str(exc), exc.given_hint, type(exc).__name__)
-    return Outcome(
-        errno.EIO, 500, 70, f"internal error ({type(exc).__name__})", "See the log.", type(exc).__name__
-    )
+    return Outcome(errno.EIO, 500, 70, f"internal error ({type(exc).__name__})", "See the log.", type(exc).__name__)
 
 
 def all_errors() -> list[type[FsError]]:

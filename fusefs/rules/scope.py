@@ -72,9 +72,7 @@ class Scope:
         object.__setattr__(self, "tenant_id", _uuid_text("tenant", self.tenant_id))
         object.__setattr__(self, "agent_id", _uuid_text("agent", self.agent_id))
         if not isinstance(self.session, str) or not valid_session(self.session):
-            raise BadScope(
-                "the session id must match [A-Za-z0-9][A-Za-z0-9._-]{0,63} and not end in .md"
-            )
+            raise BadScope("the session id must match [A-Za-z0-9][A-Za-z0-9._-]{0,63} and not end in .md")
         if not isinstance(self.principal, Principal):
             raise BadScope("the principal is not one of agent, member, admin, owner, system")
         if self.all_sessions and not self.principal.administers:
