@@ -163,6 +163,11 @@ class Connection:
         return self._pgconn
 
     @property
+    def fd(self) -> int:
+        """The socket, for `listen`."""
+        return self._fd
+
+    @property
     def idle(self) -> bool:
         """Whether it is whole and outside a transaction, so that another may use it."""
         return not self.broken and self._pgconn.transaction_status == _IDLE
@@ -234,7 +239,7 @@ class Connection:
             else:
                 pgconn.send_query_prepared(prepared.name, values, formats, 1)
             pgconn.pipeline_sync()
-            results = await self._finish_round()
+            results = await self.finish_round()
         except (psycopg.Error, trio.ClosedResourceError) as exc:
             self.close()
             raise LostInFlight() from exc
@@ -269,7 +274,7 @@ class Connection:
             self.busy_since = trio.current_time()
             self._pgconn.send_query_params(text, None)
             self._pgconn.pipeline_sync()
-            (result,) = await self._finish_round()
+            (result,) = await self.finish_round()
         except (psycopg.Error, trio.ClosedResourceError) as exc:
             self.close()
             raise LostInFlight() from exc
@@ -282,8 +287,11 @@ class Connection:
             raise from_result(result)
         return (result.command_status or b"").decode()
 
-    async def _finish_round(self) -> list[pq.abc.PGresult]:
-        """Send what is buffered, then read results up to the answer to Sync: one per command sent."""
+    async def finish_round(self) -> list[pq.abc.PGresult]:
+        """Send what is buffered, then read results up to the answer to Sync: one per command sent.
+
+        For `listen`, which sends its own commands. Raises psycopg's errors when the connection is lost.
+        """
         pgconn, fd = self._pgconn, self._fd
         self.trips += 1
         # libpq reads by itself when the socket is full, so that the two sides cannot wait for each other.

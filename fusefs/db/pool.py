@@ -1,0 +1,448 @@
+"""The pool of connections, and what is repeated when one is lost.
+
+Decided here and only here: how many connections there are, who gets one next, what may be sent again
+after a failure, and how a write that must not happen twice is settled.
+
+- `run` is for statements that may run twice (reads, idempotent updates): repeated after a lost
+  connection, a deadlock or a serialization failure.
+- `write` is for one statement that must happen exactly once. After a connection is lost in flight the
+  old backend is terminated first: until it is gone it may still commit, and whatever `confirm` finds
+  would prove nothing.
+- `transaction` never repeats by itself.
+
+Threading: belongs to the trio thread; any number of tasks at once. A task that waits for a connection
+holds none.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import outcome
+import trio
+
+from fusefs.db.connection import DAEMON_ROLE, Backend, Connection, Row
+from fusefs.db.failures import LostInFlight, NotConnected, Retryable
+from fusefs.db.queries import Query
+from fusefs.db.values import Param
+from fusefs.rules.errors import Exists, FsError, Unavailable
+
+_RETRIES = 5
+"""How often a deadlock or serialization failure is repeated."""
+_BACKOFF_FIRST_S = 0.02
+_BACKOFF_MAX_S = 1.0
+_SETTLE_S = 2.0
+"""What settling a write may take beyond the write timeout: otherwise nobody knew whether it happened."""
+_ROLLBACK_S = 2.0
+_HUNG_MARGIN_S = 5.0
+"""How long after its own statement timeout the server may stay silent before the connection is given up."""
+
+# The server waits up to 500 ms for the backend to end; true also when there is none any more.
+_TERMINATE = Query(
+    "terminate_backend",
+    "select coalesce(bool_and(pg_terminate_backend(pid, 500)), true) from pg_stat_activity"
+    " where pid = $1::int and (extract(epoch from backend_start) * 1000000)::bigint = $2::bigint",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    """`open` connections of which `idle` are free; `waiting` tasks; `trips` and `reconnects` so far."""
+
+    open: int
+    idle: int
+    waiting: int
+    trips: int
+    reconnects: int
+
+
+class _Backoff:
+    """Waits that double, with jitter, until a deadline in trio's time."""
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        self._next_s = _BACKOFF_FIRST_S
+
+    async def pause(self, exc: FsError) -> None:
+        """Wait once more; raise `exc` when the deadline would pass meanwhile."""
+        wait_s = self._next_s * random.uniform(0.5, 1.0)  # noqa: S311  (spreads reconnects, guards nothing)
+        if trio.current_time() + wait_s >= self.deadline:
+            raise exc
+        self._next_s = min(self._next_s * 2, _BACKOFF_MAX_S)
+        await trio.sleep(wait_s)
+
+
+class Transaction:
+    """A transaction of one tenant; made by `Database.transaction`. The first statement carries the BEGIN."""
+
+    def __init__(self, conn: Connection, tenant_id: str | None) -> None:
+        self._conn = conn
+        self._tenant_id = tenant_id
+        self._begun = False
+
+    async def run(self, query: Query, *params: Param) -> list[Row]:
+        """Run one statement. Raises as `Connection.run`; after an error only a rollback is possible."""
+        begin, self._begun = not self._begun, True
+        return await self._conn.run(query, params, self._tenant_id, begin=begin)
+
+    async def commit(self) -> None:
+        """End it; called by `Database.transaction`.
+
+        Raises LostInFlight when the connection broke on the way; FsError when a statement had failed and the
+        caller went on.
+        """
+        begun, self._begun = self._begun, False  # whatever comes of it, there is nothing to roll back afterwards
+        if begun and await self._conn.command(b"commit") != "COMMIT":
+            self._conn.forget_tenant()
+            raise FsError("the transaction was rolled back, since a statement in it had failed")
+
+    async def rollback(self) -> None:
+        """Undo it; called by `Database.transaction`. A connection that does not manage it is closed."""
+        if not self._begun or self._conn.broken:
+            return
+        self._conn.forget_tenant()
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _ROLLBACK_S):
+            try:
+                await self._conn.command(b"rollback")
+            except FsError:
+                self._conn.close()
+
+
+class Database:
+    """All statements of one program against one DSN. Made by `open_database`, which closes it."""
+
+    def __init__(
+        self, dsn: str, *, origin: str, role: str | None, size: int, write_timeout_s: float, statement_timeout_s: float
+    ) -> None:
+        self._dsn = dsn
+        self._origin = origin
+        self._role = role
+        self._size = size
+        self._write_timeout_s = write_timeout_s
+        self._statement_timeout_s = statement_timeout_s
+        self._limiter = trio.CapacityLimiter(size + 1)
+        self._idle: list[Connection] = []
+        self._all: set[Connection] = set()
+        self._slots = 0  # connections that are open or being opened
+        self._waiting: deque[trio.lowlevel.Task] = deque()
+        self._closed = False
+        self._closed_trips = 0
+        self._lost = 0
+        self._reconnects = 0
+        self._watch_scope = trio.CancelScope()
+
+    @property
+    def trips(self) -> int:
+        """Round trips so far, those of connections that are closed by now included."""
+        return self._closed_trips + sum(conn.trips for conn in self._all)
+
+    def statistics(self) -> PoolStatistics:
+        return PoolStatistics(len(self._all), len(self._idle), len(self._waiting), self.trips, self._reconnects)
+
+    async def run(self, tenant_id: str | None, query: Query, *params: Param) -> list[Row]:
+        """Run a statement that may safely run twice, and return its rows.
+
+        Repeats it after a lost connection until the write timeout has passed, and up to 5 times after a
+        deadlock or serialization failure. Raises Unavailable after that, else what the SQLSTATE stands for.
+        """
+        try:
+            return await self._once(tenant_id, query, params)
+        except (NotConnected, LostInFlight, Retryable) as exc:
+            failed: FsError = exc
+        backoff = _Backoff(trio.current_time() + self._write_timeout_s)
+        conflicts = 0
+        while True:
+            if isinstance(failed, Retryable):
+                conflicts += 1
+                if conflicts > _RETRIES:
+                    raise failed
+            await backoff.pause(failed)
+            with trio.move_on_at(backoff.deadline):
+                try:
+                    return await self._once(tenant_id, query, params)
+                except (NotConnected, LostInFlight, Retryable) as exc:
+                    failed = exc
+                    continue
+            raise failed
+
+    async def write(
+        self,
+        tenant_id: str | None,
+        query: Query,
+        params: Sequence[Param],
+        confirm: Callable[[], Awaitable[list[Row] | None]],
+    ) -> list[Row]:
+        """Run one statement exactly once, and return its rows.
+
+        Args:
+            confirm: asks whether the statement was applied (by its `write_id`): the rows that it would have
+                returned, or None. Called only when no backend can apply it any more, or when a repetition
+                met the unique index.
+
+        Raises Unavailable when it was not applied within the write timeout; LostInFlight when that could
+        not be found out; else what the SQLSTATE stands for.
+        """
+        backoff = _Backoff(trio.current_time() + self._write_timeout_s)
+        conflicts = 0
+        doubtful = False
+        while True:
+            conn: Connection | None = None
+            failed: FsError = Unavailable("Postgres did not take the write in time")
+            try:
+                with trio.move_on_at(backoff.deadline):
+                    conn = await self._acquire()
+                    try:
+                        return await conn.run(query, params, tenant_id)
+                    finally:
+                        self._release(conn)
+            except LostInFlight as exc:
+                failed = exc
+            except NotConnected as exc:
+                conn, failed = None, exc
+            except Retryable as exc:
+                conn, failed = None, exc
+                conflicts += 1
+                if conflicts > _RETRIES:
+                    raise
+            except Exists:
+                if doubtful and (rows := await confirm()) is not None:
+                    return rows
+                raise
+            # Here `conn` is a connection that broke with the statement on its way, or None.
+            if conn is not None:
+                doubtful = True
+                rows = await self._settle(conn.backend, backoff.deadline + _SETTLE_S, confirm, failed)
+                if rows is not None:
+                    return rows
+                failed = Unavailable("Postgres did not take the write in time; it was not applied")
+            await backoff.pause(failed)
+
+    @asynccontextmanager
+    async def transaction(self, tenant_id: str | None) -> AsyncIterator[Transaction]:
+        """A transaction: committed at the end of the block, rolled back when it raises.
+
+        Raises Retryable or LostInFlight from its statements or its commit: whether to repeat is the
+        caller's decision.
+        """
+        conn = await self._acquire_patiently()
+        try:
+            tx = Transaction(conn, tenant_id)
+            try:
+                yield tx
+                await tx.commit()
+            except BaseException:
+                await tx.rollback()
+                raise
+        finally:
+            self._release(conn)
+
+    async def open_first(self) -> None:
+        """Connect once, without patience, so that a wrong DSN is an error at the start; start the watch."""
+        self._release(await self._acquire())
+        if self._statement_timeout_s:
+            trio.lowlevel.spawn_system_task(self._watch, name="fusefs.db.pool.watch")
+
+    def close(self) -> None:
+        """Close every connection; tasks that wait get Unavailable."""
+        self._closed = True
+        self._watch_scope.cancel()
+        for conn in list(self._all):
+            self._drop(conn)
+        self._idle.clear()
+        while self._waiting:
+            trio.lowlevel.reschedule(self._waiting.popleft(), outcome.Value(None))
+
+    async def _once(self, tenant_id: str | None, query: Query, params: Sequence[Param]) -> list[Row]:
+        conn = await self._acquire()
+        try:
+            return await conn.run(query, params, tenant_id)
+        finally:
+            self._release(conn)
+
+    async def _settle(
+        self,
+        backend: Backend,
+        deadline: float,
+        confirm: Callable[[], Awaitable[list[Row] | None]],
+        failed: FsError,
+    ) -> list[Row] | None:
+        """After a write was lost in flight: its rows if it was applied, None if it was not and cannot be.
+
+        Raises LostInFlight when that cannot be found out before the deadline.
+        """
+        with trio.move_on_at(deadline):
+            backoff = _Backoff(deadline)
+            while True:
+                try:
+                    if await self._terminate(backend):
+                        return await confirm()
+                    failed = LostInFlight("the old connection's backend does not end")
+                except (NotConnected, LostInFlight) as exc:
+                    failed = exc
+                await backoff.pause(LostInFlight())
+        raise LostInFlight() from failed
+
+    async def _terminate(self, backend: Backend) -> bool:
+        """End the server's process if it still exists, by pid and start; whether it is gone.
+
+        On a connection of its own that stays the login: the daemon's role may not signal the login's
+        backends, and the pool's other connections may be as lost as this one.
+        """
+        conn = await Connection.open(
+            self._dsn,
+            origin=self._origin,
+            role=None,
+            connect_timeout_s=self._write_timeout_s,
+            limiter=self._limiter,
+        )
+        self._closed_trips += 1
+        try:
+            ((gone,),) = await conn.run(_TERMINATE, (backend.pid, backend.started_us))
+            return bool(gone)
+        finally:
+            conn.close()
+
+    async def _acquire_patiently(self) -> Connection:
+        try:
+            return await self._acquire()
+        except NotConnected as exc:
+            failed = exc
+        backoff = _Backoff(trio.current_time() + self._write_timeout_s)
+        while True:
+            await backoff.pause(failed)
+            try:
+                return await self._acquire()
+            except NotConnected as exc:
+                failed = exc
+
+    async def _acquire(self) -> Connection:
+        """The connection used last (its caches are warm), a new one, or the next that is given back: FIFO."""
+        while self._idle:
+            conn = self._idle.pop()
+            if conn.alive():
+                return conn
+            self._drop(conn, lost=True)
+            self._slots -= 1
+        self._check_open()
+        if self._slots >= self._size:
+            given = await self._wait_turn()
+            if given is not None:
+                if given.alive():
+                    return given
+                self._drop(given, lost=True)
+        else:
+            self._slots += 1
+        # From here on this task holds a slot without a connection.
+        try:
+            self._check_open()
+            conn = await Connection.open(
+                self._dsn,
+                origin=self._origin,
+                role=self._role,
+                connect_timeout_s=self._write_timeout_s,
+                statement_timeout_s=self._statement_timeout_s,
+                limiter=self._limiter,
+            )
+            if self._closed:
+                conn.close()
+            self._check_open()
+        except BaseException:
+            self._pass_slot()
+            raise
+        self._all.add(conn)
+        if self._lost:
+            self._lost -= 1
+            self._reconnects += 1
+        return conn
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the program is closing its connections to Postgres")
+
+    async def _wait_turn(self) -> Connection | None:
+        """A connection that was given back, or None: a slot to open one in."""
+        task = trio.lowlevel.current_task()
+        self._waiting.append(task)
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._waiting.remove(task)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        given: Connection | None = await trio.lowlevel.wait_task_rescheduled(abort)
+        return given
+
+    def _release(self, conn: Connection) -> None:
+        if self._closed or not conn.idle:
+            self._drop(conn, lost=True)
+            self._pass_slot()
+        elif self._waiting:
+            trio.lowlevel.reschedule(self._waiting.popleft(), outcome.Value(conn))
+        else:
+            self._idle.append(conn)
+
+    def _pass_slot(self) -> None:
+        if self._waiting:
+            trio.lowlevel.reschedule(self._waiting.popleft(), outcome.Value(None))
+        else:
+            self._slots -= 1
+
+    def _drop(self, conn: Connection, *, lost: bool = False) -> None:
+        conn.close()
+        if conn in self._all:
+            self._all.remove(conn)
+            self._closed_trips += conn.trips
+            self._lost += lost
+
+    async def _watch(self) -> None:
+        """Give up connections whose server is silent beyond the statement timeout (a frozen host).
+
+        One look a second instead of a deadline around each statement: that would cost 10 us each.
+        """
+        limit_s = self._statement_timeout_s + _HUNG_MARGIN_S
+        with self._watch_scope:
+            while True:
+                await trio.sleep(1)
+                now = trio.current_time()
+                for conn in list(self._all):
+                    if conn.busy_since is not None and now - conn.busy_since > limit_s:
+                        conn.close()
+
+
+@asynccontextmanager
+async def open_database(
+    dsn: str,
+    *,
+    origin: str,
+    size: int = 8,
+    write_timeout_s: float = 5.0,
+    statement_timeout_s: float = 30.0,
+    role: str | None = DAEMON_ROLE,
+) -> AsyncIterator[Database]:
+    """Open a pool on the DSN and connect once; everything is closed at the end.
+
+    Args:
+        origin: who announces; announcements of these connections carry it.
+        size: connections at most; they are opened as they are needed.
+        write_timeout_s: how long a write, or a read after a lost connection, is repeated.
+        statement_timeout_s: after which the server ends a statement; 0 for never (long maintenance).
+        role: see `Connection.open`.
+
+    Raises NotConnected at once when the first connection cannot be made.
+    """
+    database = Database(
+        dsn,
+        origin=origin,
+        role=role,
+        size=size,
+        write_timeout_s=write_timeout_s,
+        statement_timeout_s=statement_timeout_s,
+    )
+    try:
+        await database.open_first()
+        yield database
+    finally:
+        database.close()
