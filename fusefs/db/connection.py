@@ -321,9 +321,7 @@ class Connection:
         columns = list(enumerate(decoders))
         value = result.get_value
         return [
-            tuple(
-                [None if (raw := value(row, column)) is None else decode(raw) for column, decode in columns]
-            )
+            tuple([None if (raw := value(row, column)) is None else decode(raw) for column, decode in columns])
             for row in range(result.ntuples)
         ]
 

@@ -22,6 +22,7 @@ from fusefs.rules.errors import (
     NotEmpty,
     NotFound,
     OverQuota,
+    PathTooLong,
     SchemaMismatch,
     StaleVersion,
     TooLarge,
@@ -55,6 +56,7 @@ _OURS: dict[str, type[FsError]] = {
     "FS009": OverQuota,
     "FS010": BadPath,
     "FS011": Corrupt,
+    "FS012": PathTooLong,
 }
 """The states that our own SQL raises; their message is ours too and is passed on."""
 

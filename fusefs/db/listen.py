@@ -283,9 +283,7 @@ class Listener:
 
     async def _connect(self, limiter: trio.CapacityLimiter) -> Connection:
         """A connection with LISTEN in force on every channel, proved by an announcement from another one."""
-        conn = await Connection.open(
-            self._dsn, origin=self._origin, connect_timeout_s=self._silence_s, limiter=limiter
-        )
+        conn = await Connection.open(self._dsn, origin=self._origin, connect_timeout_s=self._silence_s, limiter=limiter)
         try:
             echo = f"fusefs_echo_{uuid.uuid4().hex}"
             for name in [_identifier(echo), *self._channels.values()]:
