@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,8 +64,10 @@ class Shell:
             "GIT_TERMINAL_PROMPT": "0",
         }
 
-    def __call__(self, script: str, *, code: int = 0, **variables: object) -> str:
-        """Run a script; returns stdout. Any other exit code than `code`, or a word on stderr, is a failure."""
+    def __call__(self, *lines: str, code: int = 0, **variables: object) -> str:
+        (
+            """Run the lines of a script; returns stdout. A word on stderr or another exit code is a failure."""
+        script = "\n".join(lines)
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-ec", script],
             cwd=self.cwd,
@@ -92,11 +95,15 @@ def test_cp_archive(place: Path, sh: Shell, corpus: Path) -> None:
     assert snapshot(place / "again") == snapshot(corpus)
 
 
+def _whole_seconds(node: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*node[:4], node[4] // 10**9, node[5])
+
+
 def test_tar_round_trip(place: Path, sh: Shell, corpus: Path) -> None:
     sh('tar -cf in.tar -C "$CORPUS" . && mkdir out && tar -xpf in.tar -C out', CORPUS=corpus)
     # GNU tar's default format stores whole seconds.
-    expected = {path: node[:4] + (node[4] // 10**9, node[5]) for path, node in snapshot(corpus).items()}  # type: ignore[operator]
-    found = {path: node[:4] + (node[4] // 10**9, node[5]) for path, node in snapshot(place / "out").items()}  # type: ignore[operator]
+    expected = {path: _whole_seconds(node) for path, node in snapshot(corpus).items()}
+    found = {path: _whole_seconds(node) for path, node in snapshot(place / "out").items()}
     assert found == expected
     sh("tar --format=pax -czf out.tgz -C out . && mkdir twice && tar -xzpf out.tgz -C twice")
     assert snapshot(place / "twice") == snapshot(place / "out")
@@ -114,7 +121,8 @@ def test_rsync_twice(place: Path, sh: Shell, corpus: Path) -> None:
     assert sorted(line.split(maxsplit=1)[1] for line in changed if not line.endswith("/")) == ["empty", "extra", "tool"]
     assert contents(place / "copy") == contents(corpus)
     sh(
-        "rsync -a --inplace copy/ back/ && rsync -a --append-verify copy/ back/ && diff -r --no-dereference -x pipe copy back"
+        "rsync -a --inplace copy/ back/ && rsync -a --append-verify copy/ back/",
+        "diff -r --no-dereference -x pipe copy back",
     )
 
 
@@ -140,10 +148,12 @@ def test_git(place: Path, sh: Shell, corpus: Path) -> None:
     sh("git clone -q repo clone; cd clone; git checkout -q main; git fsck --no-progress")
     assert contents(place / "clone" / "json") == before
     sh(
-        "cd repo; echo stashed >> tool; git stash -q; test \"$(cat tool)\" = '#!/bin/sh'; git stash pop -q; grep -q stashed tool"
+        "cd repo; echo stashed >> tool; git stash -q; test \"$(cat tool)\" = '#!/bin/sh'",
+        "git stash pop -q; grep -q stashed tool",
     )
     sh(
-        "cd repo; git reset -q --hard; git merge -q main; git worktree add -q ../side main; cd ../side; git status --porcelain"
+        "cd repo; git reset -q --hard; git merge -q main; git worktree add -q ../side main",
+        "cd ../side; git status --porcelain",
     )
 
 
@@ -174,17 +184,19 @@ def test_vim_recovers_from_its_swap_file(place: Path, sh: Shell) -> None:
 def test_sqlite(place: Path, sh: Shell, journal: str) -> None:
     got = sh(f"sqlite3 db 'PRAGMA journal_mode={journal}; CREATE TABLE t (id INTEGER PRIMARY KEY, x TEXT)'").strip()
     assert got in (journal, "delete")
-    fill = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n WHERE i<2000) INSERT INTO t SELECT i, hex(i*i) FROM n"
+    numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n WHERE i<2000)"
+    fill = f"{numbers} INSERT INTO t SELECT i, hex(i*i) FROM n"
     sh(f'sqlite3 db "{fill}"')
     sh(
-        "sqlite3 db 'BEGIN; DELETE FROM t WHERE id % 2; ROLLBACK; DELETE FROM t WHERE id % 3 = 0; VACUUM; CREATE INDEX ix ON t (x)'"
+        "sqlite3 db 'BEGIN; DELETE FROM t WHERE id % 2; ROLLBACK'",
+        "sqlite3 db 'DELETE FROM t WHERE id % 3 = 0; VACUUM; CREATE INDEX ix ON t (x)'",
     )
     assert sh("sqlite3 db 'PRAGMA integrity_check; SELECT count(*), sum(id) FROM t'") == "ok\n1334|1334667\n"
     # Four writers that wait for each other's locks.
-    one = "for i in 1 2 3 4 5; do sqlite3 -cmd '.timeout 30000' db \\\"INSERT INTO t (x) VALUES ('w$1')\\\"; done"
-    sh(
-        f'for w in 1 2 3 4; do bash -ec "{one.replace("$1", "$w")}" & pids+=($!); done; for p in ${{pids[@]}}; do wait $p; done'
+    (place / "writer").write_text(
+        "for i in 1 2 3 4 5; do sqlite3 -cmd '.timeout 30000' db \"INSERT INTO t (x) VALUES ('w$1')\"; done\n"
     )
+    sh("for w in 1 2 3 4; do bash -e writer $w & pids+=($!); done", "for p in ${pids[@]}; do wait $p; done")
     assert sh("sqlite3 db \"PRAGMA integrity_check; SELECT count(*) FROM t WHERE x LIKE 'w_'\"") == "ok\n20\n"
 
 
@@ -261,7 +273,8 @@ def test_sed_in_place(place: Path, sh: Shell) -> None:
 
 def test_diff_and_patch(place: Path, sh: Shell) -> None:
     sh(
-        "mkdir a; seq 100 > a/numbers; echo gone > a/gone; cp -r a b; sed -i 's/^50$/fifty/' b/numbers; rm b/gone; echo new > b/new"
+        "mkdir a; seq 100 > a/numbers; echo gone > a/gone; cp -r a b",
+        "sed -i 's/^50$/fifty/' b/numbers; rm b/gone; echo new > b/new",
     )
     sh("diff -ruN a b > change.patch || test $? = 1")
     sh("cd a; patch -s -p1 < ../change.patch")
@@ -277,18 +290,21 @@ def test_small_tools(place: Path, sh: Shell) -> None:
     sh('t=$(mktemp -p . XXXXXX.tmp); test -f $t; test "$(stat -c %a $t)" = 600; d=$(mktemp -d -p .); rmdir $d; rm $t')
     sh("seq 5 | tee t1 t2 > /dev/null; seq 6 7 | tee -a t1 > /dev/null; cmp <(seq 7) t1; cmp <(seq 5) t2")
     sh(
-        'printf 0123456789 > dd; printf XY | dd of=dd bs=1 seek=3 conv=notrunc status=none; test "$(cat dd)" = 012XY56789'
+        "printf 0123456789 > dd; printf XY | dd of=dd bs=1 seek=3 conv=notrunc status=none",
+        'test "$(cat dd)" = 012XY56789',
     )
     sh('dd if=/dev/zero of=zeros bs=64k count=20 conv=fsync status=none; test "$(stat -c %s zeros)" = 1310720')
     sh(
-        "seq 10000 > long; split -l 900 long part-; cat part-* | cmp - long; rm part-*; split -b 4097 long part-; cat part-* | cmp - long"
+        "seq 10000 > long; split -l 900 long part-; cat part-* | cmp - long; rm part-*",
+        "split -b 4097 long part-; cat part-* | cmp - long",
     )
     sh("seq 1000 | shuf > mixed; sort -n -o mixed mixed; cmp <(seq 1000) mixed")
     sh('truncate -s 100 cut; truncate -s +5 cut; test "$(stat -c %s cut)" = 105; shred -u -n 1 cut; test ! -e cut')
     sh("cp --sparse=always zeros sparse; cmp zeros sparse; cp --reflink=auto zeros clone; cmp zeros clone")
     sh("gzip -k long; gunzip -c long.gz | cmp - long; xargs -n1 test -e <<< 'long mixed'; wc -l long | grep -q 10000")
     sh(
-        "set -o noclobber; echo a > new; (echo b > new) 2> err && exit 9; grep -q 'cannot overwrite' err; test \"$(cat new)\" = a"
+        "set -o noclobber; echo a > new; (echo b > new) 2> err && exit 9",
+        "grep -q 'cannot overwrite' err; test \"$(cat new)\" = a",
     )
 
 

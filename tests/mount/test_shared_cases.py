@@ -1,0 +1,52 @@
+"""The case scripts that come with the project's requirements, one test per script, on a real mount."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import harness
+
+CASES_DIR = harness.ROOT.parent / "shared" / "cases"
+# Scripts above this number need two mounts, a runner or a tool layer.
+LAST_SINGLE_MOUNT_CASE = 59
+CASE_TIMEOUT_S = 60
+
+
+def _numbers() -> list[str]:
+    found = sorted(path.stem.removeprefix("case-") for path in CASES_DIR.glob("case-*.sh"))
+    return [number for number in found if int(number) <= LAST_SINGLE_MOUNT_CASE]
+
+
+def _run(number: str, *dirs: Path) -> str:
+    done = subprocess.run(
+        [CASES_DIR / "run-all.sh", *dirs, number],
+        env={**os.environ, "RWC_TIMEOUT": str(CASE_TIMEOUT_S)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=CASE_TIMEOUT_S + 30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def cases_mount(module_mount: harness.MountFactory) -> harness.Mount:
+    return module_mount(session="cases")
+
+
+def test_the_case_scripts_are_there() -> None:
+    if os.environ.get("FUSEFS_ALLOW_NO_CASES") == "1" and not CASES_DIR.is_dir():
+        pytest.skip(f"{CASES_DIR} is missing and FUSEFS_ALLOW_NO_CASES=1 allows it")
+    assert CASES_DIR.is_dir(), f"{CASES_DIR} is missing; set FUSEFS_ALLOW_NO_CASES=1 to run the suite without it"
+    assert len(_numbers()) >= 30
+
+
+@pytest.mark.parametrize("number", _numbers())
+def test_case(cases_mount: harness.Mount, number: str) -> None:
+    assert " PASS " in _run(number, cases_mount.path)
