@@ -36,7 +36,7 @@ class DaemonFailed(click.ClickException):
     def __init__(self, message: str, hint: str, exit_code: int) -> None:
         super().__init__(message)
         self.hint = hint
-        self.exit_code = exit_code
+        vars(self)["exit_code"] = exit_code
 
 
 def take_ready_fd() -> int | None:
@@ -83,7 +83,9 @@ def open_log(path: Path) -> int:
             path.replace(path.with_name(path.name + ".1"))
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:
-        raise MountFailed(f"the log {path} cannot be written ({exc.strerror})", hint="Choose another --log-file.") from exc
+        raise MountFailed(
+            f"the log {path} cannot be written ({exc.strerror})", hint="Choose another --log-file."
+        ) from exc
 
 
 def start(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> dict[str, Any]:

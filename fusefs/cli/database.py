@@ -35,14 +35,26 @@ def resolve_dsn(dsn: str | None, data_dir: str | None, prepare: bool = False) ->
     return found
 
 
-def run(dsn: str, work: Callable[[Database], Awaitable[T]]) -> T:
-    """Run an async function on a database. Raises what it raises; trio's groups are unwrapped by `main`."""
+def run(dsn: str, work: Callable[[Database], Awaitable[T]], *, owner: bool = False, patient: bool = False) -> T:
+    """Run an async function on a database.
+
+    Args:
+        owner: stay the login, which must own the tables: tenants and agents are not the daemon's to change.
+            Else row-level security binds even an administrator's command.
+        patient: no limit on the time of a statement, for what reads whole namespaces.
+
+    Raises what the function raises; trio's groups are unwrapped by `main`.
+    """
     import trio
 
+    from fusefs.db.connection import DAEMON_ROLE
     from fusefs.db.pool import open_database
 
     async def on_database() -> T:
-        async with open_database(dsn, origin=f"cli-{os.getpid()}", size=2) as db:
+        role = None if owner else DAEMON_ROLE
+        timeout_s = 0.0 if patient else 30.0
+        origin = f"cli-{os.getpid()}"
+        async with open_database(dsn, origin=origin, size=2, statement_timeout_s=timeout_s, role=role) as db:
             return await work(db)
 
     return trio.run(on_database)

@@ -13,7 +13,6 @@ import click
 
 from fusefs.cli import configfile
 
-
 CONFIG_META = "fusefs.config"
 """Where a context keeps the path given with --config, for a daemon that must read the same file."""
 

@@ -62,7 +62,7 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
     cls=LazyGroup,
     commands_by_name=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Shell completion: eval \"$(_FUSEFS_COMPLETE=bash_source fusefs)\" (also zsh_source, fish_source).",
+    epilog='Shell completion: eval "$(_FUSEFS_COMPLETE=bash_source fusefs)" (also zsh_source, fish_source).',
 )
 @click.option(
     "--version",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +101,8 @@ def _check(ctx: click.Context, command: str, values: dict[str, Any]) -> None:
             raise BadConfig("--all is for administrators", hint="Leave out --as, or pass --as admin.")
     elif values["tenant"] is None:
         raise BadScope(
-            "no tenant was named", hint="Pass --tenant and --agent (and --create for new ones), or --all for everything."
+            "no tenant was named",
+            hint="Pass --tenant and --agent (and --create for new ones), or --all for everything.",
         )
     elif values["agent"] is None and values["session"] is not None and ctx.get_parameter_source("session") is given:
         raise BadScope("--session needs --agent")
@@ -222,7 +223,7 @@ def _record(spec: MountSpec, values: dict[str, Any], ready: Ready, log_path: str
         agent_id=ready.agent_id,
         session=ready.session,
         dsn=redact(spec.dsn),
-        started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         log=log_path,
     )
 

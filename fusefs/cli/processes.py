@@ -180,7 +180,7 @@ def _read_as_child(path: str, writer: int) -> None:
 
 
 def _drain(reader: int, deadline: float) -> bytes:
-    parts = []
+    parts: list[bytes] = []
     while True:
         ready = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]
         if not ready:

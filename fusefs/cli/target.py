@@ -1,0 +1,135 @@
+"""What a command works on: an agent, and often a path of it.
+
+Decided here and only here: how a path on the command line becomes an agent and a path of its namespace. With
+--agent on the command line it is a path of the namespace; else a path inside a mounted directory; else, with an
+agent from the environment or the file, again a path of the namespace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from fusefs.cli import database, mountpoint, registry
+from fusefs.rules import paths
+from fusefs.rules.config import Limits
+from fusefs.rules.errors import BadPath, BadScope
+from fusefs.rules.scope import Principal, Scope, new_session
+
+if TYPE_CHECKING:
+    from fusefs.db.pool import Database
+    from fusefs.store.tenants import Agent, Tenant
+
+T = TypeVar("T")
+
+_WIDEST = Limits(max_path_depth=512, max_path_bytes=4096)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An agent by name, a path of its namespace, and the database that has them."""
+
+    dsn: str | None
+    tenant: str | None
+    agent: str
+    path: str
+
+
+def locate(path: str, values: dict[str, Any]) -> Target:
+    """The target of a command with a PATH.
+
+    Args:
+        values: the command's options: dsn, tenant, agent.
+
+    Raises BadPath when the path is in no mount of ours and no agent is named.
+    """
+    source = click.get_current_context().get_parameter_source("agent")
+    if values["agent"] is not None and source is click.core.ParameterSource.COMMANDLINE:
+        return _named(path, values)
+    found = registry.containing(mountpoint.canonical(path))
+    if found is not None:
+        return _mounted(*found, values)
+    if values["agent"] is not None:
+        return _named(path, values)
+    raise BadPath(
+        "not inside a mounted directory",
+        path=path,
+        hint="Name the agent with --tenant and --agent; PATH is then absolute in its namespace.",
+    )
+
+
+def _named(path: str, values: dict[str, Any]) -> Target:
+    return Target(values["dsn"], values["tenant"], values["agent"], paths.normalise(path, _WIDEST))
+
+
+def _mounted(record: registry.Record, inside: str, values: dict[str, Any]) -> Target:
+    dsn = values["dsn"] or record.dsn
+    if record.agent_id is not None:
+        return Target(dsn, record.tenant_id, record.agent_id, paths.normalise(inside, _WIDEST))
+    parts = [part for part in inside.split("/") if part]
+    if record.tenant_id is None and record.tenant is None:
+        tenant, parts = (parts[0] if parts else None), parts[1:]
+    else:
+        tenant = record.tenant_id or record.tenant
+    agent, parts = (parts[0] if parts else None), parts[1:]
+    if record.layout == "host":
+        parts = parts[1:]
+    if tenant is None or agent is None:
+        raise BadPath("not inside an agent's directory", path=inside)
+    return Target(dsn, tenant, agent, paths.normalise("/" + "/".join(parts), _WIDEST))
+
+
+def whole_agent(name: str | None, values: dict[str, Any]) -> Target:
+    """The target of a command on a whole namespace. Raises BadScope without an agent."""
+    name = name or values["agent"]
+    if name is None:
+        raise BadScope("no agent was named", hint="Pass --tenant and --agent.")
+    tenant, _, agent = name.rpartition("/")
+    return Target(values["dsn"], tenant or values["tenant"], agent, "/")
+
+
+def scope_of(agent: Agent, values: dict[str, Any], principal: Principal | None = None) -> Scope:
+    """The scope of a command: --as and --session, else an owner who sees every session."""
+    who = principal or Principal(values.get("as_") or "owner")
+    session = values.get("session") or new_session()
+    return Scope(agent.tenant_id, agent.id, session, who, all_sessions=who.administers)
+
+
+async def find(db: Database, target: Target) -> Agent:
+    """The agent of a target. Raises UnknownScope, BadConfig for a slug of several tenants."""
+    from fusefs.store import tenants
+
+    tenant = await tenants.find_tenant(db, target.tenant) if target.tenant is not None else None
+    return await tenants.find_agent(db, tenant.id if tenant else None, target.agent)
+
+
+def run_on(
+    target: Target,
+    values: dict[str, Any],
+    work: Callable[[Database, Scope, str], Awaitable[T]],
+    principal: Principal | None = None,
+) -> T:
+    """Run `work(db, scope, path)` on a target."""
+
+    async def on_database(db: Database) -> T:
+        agent = await find(db, target)
+        return await work(db, scope_of(agent, values, principal), target.path)
+
+    return database.run(database.resolve_dsn(target.dsn, values["data_dir"]), on_database)
+
+
+async def agents_of(db: Database, tenant: str | None, agent: str | None) -> list[tuple[Tenant, Agent]]:
+    """The agents that --tenant and --agent select: one, a tenant's, or all. Raises UnknownScope, BadConfig."""
+    from fusefs.store import tenants
+
+    if tenant is not None:
+        chosen = [await tenants.find_tenant(db, tenant)]
+    else:
+        chosen = await tenants.list_tenants(db)
+    if agent is not None:
+        one = await tenants.find_agent(db, chosen[0].id if tenant is not None else None, agent)
+        return [(await tenants.find_tenant(db, one.tenant_id), one)]
+    return [(of, one) for of in chosen for one in await tenants.list_agents(db, of.id)]
