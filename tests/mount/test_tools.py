@@ -65,8 +65,7 @@ class Shell:
         }
 
     def __call__(self, *lines: str, code: int = 0, **variables: object) -> str:
-        (
-            """Run the lines of a script; returns stdout. A word on stderr or another exit code is a failure."""
+        """Run the lines of a script; returns stdout. A word on stderr or another exit code is a failure."""
         script = "\n".join(lines)
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-ec", script],
