@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from fusefs.rules.errors import BadConfig
 
 _SECRET = ("password", "sslpassword", "oauth_client_secret")
-_REASON = re.compile(r"failed: (?:FATAL|ERROR):\s+(.+)|failed: (.+)")
+_SEVERITY = re.compile(r"^(FATAL|ERROR):\s+")
 
 
 def parse(dsn: str) -> dict[str, str]:
@@ -57,11 +57,11 @@ def place(dsn: str) -> str:
 def failure_sentence(dsn: str, exc: BaseException) -> str:
     """Why a connection could not be made, in one sentence without secrets.
 
-    libpq's text is `connection to server at ... failed: REASON` with more lines about where it looked.
+    libpq's text is `connection failed: connection to server at ... failed: REASON`, with more lines about
+    where it looked.
     """
-    lines = str(exc).strip().splitlines()
-    found = _REASON.findall(lines[0]) if lines else []
-    reason = next((part for part in found[-1] if part), "") if found else ""
-    if not reason:
-        reason = "no answer in time" if isinstance(exc, psycopg.errors.ConnectionTimeout) else "no connection"
-    return f"Postgres does not answer at {place(dsn)}: {reason.strip()}"
+    first = str(exc).strip().partition("\n")[0]
+    reason = _SEVERITY.sub("", first.rpartition("failed: ")[2].strip())
+    if isinstance(exc, psycopg.errors.ConnectionTimeout) or not reason:
+        reason = "no answer in time"
+    return f"Postgres does not answer at {place(dsn)}: {reason}"

@@ -1,0 +1,120 @@
+"""A relay in front of Postgres that loses connections on command."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+
+class Relay:
+    """Passes bytes between a TCP port on the loopback and Postgres' Unix socket.
+
+    `lose_request` and `lose_answer` hold a marker: the next packet from a client that contains it is not
+    passed on, or its answer is not; the connection is cut there. Each happens once.
+    """
+
+    def __init__(self, dsn: str, nursery: trio.Nursery) -> None:
+        self._target = conninfo_to_dict(dsn)
+        self._nursery = nursery
+        self._pairs: list[tuple[trio.abc.Stream, trio.abc.Stream]] = []
+        self._flowing = trio.Event()
+        self._flowing.set()
+        self._listener: trio.SocketListener | None = None
+        self._scope = trio.CancelScope()
+        self.port = 0
+        self.accepted = 0
+        self.lose_request: bytes | None = None
+        self.lose_answer: bytes | None = None
+        self.cut_happened = trio.Event()
+
+    @property
+    def dsn(self) -> str:
+        rest = {key: value for key, value in self._target.items() if key not in ("host", "port")}
+        return make_conninfo("", host="127.0.0.1", port=self.port, **rest)
+
+    async def open(self) -> None:
+        """Accept connections, on the same port as before if there was one."""
+        (self._listener,) = await trio.open_tcp_listeners(self.port, host="127.0.0.1")
+        self.port = self._listener.socket.getsockname()[1]
+        self._scope = trio.CancelScope()
+        self._nursery.start_soon(self._accept, self._listener, self._scope)
+
+    async def shut(self) -> None:
+        """Refuse new connections, and cut those that exist."""
+        self._scope.cancel()
+        assert self._listener is not None
+        await self._listener.aclose()
+        self.cut()
+
+    def cut(self) -> None:
+        for pair in self._pairs:
+            for stream in pair:
+                stream.socket.close()  # type: ignore[attr-defined]
+        self._pairs.clear()
+        self.cut_happened.set()
+
+    def freeze(self) -> None:
+        """Pass nothing on any more: a peer that is there and silent."""
+        self._flowing = trio.Event()
+
+    def thaw(self) -> None:
+        self._flowing.set()
+
+    async def _accept(self, listener: trio.SocketListener, scope: trio.CancelScope) -> None:
+        with scope:
+            await trio.serve_listeners(self._serve, [listener], handler_nursery=self._nursery)
+
+    async def _serve(self, client: trio.SocketStream) -> None:
+        self.accepted += 1
+        server = await trio.open_unix_socket(f"{self._target['host']}/.s.PGSQL.5432")
+        pair = (client, server)
+        self._pairs.append(pair)
+        answer_lost = [False]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._pump, client, server, True, answer_lost, pair)
+            nursery.start_soon(self._pump, server, client, False, answer_lost, pair)
+
+    async def _pump(
+        self,
+        source: trio.SocketStream,
+        sink: trio.SocketStream,
+        from_client: bool,
+        answer_lost: list[bool],
+        pair: tuple[trio.abc.Stream, trio.abc.Stream],
+    ) -> None:
+        try:
+            while data := await source.receive_some(65536):
+                await self._flowing.wait()
+                if from_client and self.lose_request is not None and self.lose_request in data:
+                    self.lose_request = None
+                    break
+                if from_client and self.lose_answer is not None and self.lose_answer in data:
+                    self.lose_answer = None
+                    answer_lost[0] = True
+                elif not from_client and answer_lost[0]:
+                    break
+                await sink.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        for stream in pair:
+            stream.socket.close()  # type: ignore[attr-defined]
+        if pair in self._pairs:
+            self._pairs.remove(pair)
+            self.cut_happened.set()
+
+
+@asynccontextmanager
+async def open_relay(dsn: str) -> AsyncIterator[Relay]:
+    async with trio.open_nursery() as nursery:
+        relay = Relay(dsn, nursery)
+        await relay.open()
+        try:
+            yield relay
+        finally:
+            with trio.CancelScope(shield=True, deadline=math.inf):
+                relay.cut()
+            nursery.cancel_scope.cancel()
