@@ -102,7 +102,7 @@ def run(args: list[str]) -> int:
         # The reader of our output has gone (`| head`): that is its right. What is still buffered goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + 13
-    except BaseException as exc:
+    except BaseException as exc:  # noqa: BLE001  (the one place where every error ends)
         return _report(state, exc)
     return code if isinstance(code, int) else 0
 

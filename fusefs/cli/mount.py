@@ -154,7 +154,7 @@ def _hide_password(ctx: click.Context, command: str, values: dict[str, Any]) -> 
         return
     arguments, environment = _for_daemon(ctx, command, values)
     arguments += ["--foreground", "--", values["mountpoint_"]]
-    os.execve(
+    os.execve(  # noqa: S606  (a list, no shell)
         sys.executable, [sys.executable, "-P", "-m", "fusefs.cli.main", *arguments], {**os.environ, **environment}
     )
 

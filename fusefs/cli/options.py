@@ -56,6 +56,7 @@ principal = option(
 limits = together(
     option(
         "--max-file-bytes",
+        metavar="BYTES",
         type=click.IntRange(1, 1024 * MIB),
         default=Limits().max_file_bytes,
         show_default=True,
@@ -63,6 +64,7 @@ limits = together(
     ),
     option(
         "--max-path-depth",
+        metavar="N",
         type=click.IntRange(1, 512),
         default=Limits().max_path_depth,
         show_default=True,
@@ -74,8 +76,22 @@ yes = option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 mounting = together(
     option("--allow-other", is_flag=True, help="Let other users of this machine in."),
-    option("--uid", type=click.IntRange(0), default=os.getuid, show_default="yours", help="Owner of new files."),
-    option("--gid", type=click.IntRange(0), default=os.getgid, show_default="yours", help="Group of new files."),
+    option(
+        "--uid",
+        metavar="N",
+        type=click.IntRange(0),
+        default=os.getuid,
+        show_default="yours",
+        help="Owner of new files.",
+    ),
+    option(
+        "--gid",
+        metavar="N",
+        type=click.IntRange(0),
+        default=os.getgid,
+        show_default="yours",
+        help="Group of new files.",
+    ),
     option("--foreground", is_flag=True, help="Stay in the foreground, for systemd and containers."),
     option(
         "--consistency",
@@ -95,10 +111,11 @@ mounting = together(
     option("--xattr", is_flag=True, help="Answer requests for extended attributes."),
     option(
         "--write-timeout",
+        metavar="SECONDS",
         type=click.FloatRange(0.1, 300.0),
         default=Settings().write_timeout_s,
         show_default=True,
-        help="Seconds that a write waits for Postgres.",
+        help="How long a write waits for Postgres.",
     ),
     limits,
     option("--log-file", metavar="PATH", help="Log of the daemon. Default in the foreground: stderr."),

@@ -8,6 +8,7 @@ from fusefs.cli import options
 from fusefs.cli.database import resolve_dsn
 from fusefs.cli.groups import FsCommand, OrderedGroup
 from fusefs.cli.output import confirm, print_json, print_table
+from fusefs.rules.errors import SchemaMismatch
 
 
 @click.command(cls=FsCommand)
@@ -63,21 +64,21 @@ def down(dsn: str | None, data_dir: str | None, to: int, yes: bool) -> None:
     from fusefs.db import migrate as migrations
 
     chosen = resolve_dsn(dsn, data_dir)
-    gone = [one for one in migrations.status(chosen) if one.applied_at is not None and one.number > to]
+    gone = [one for one in migrations.status(chosen).applied if one.number > to]
     if not gone:
         click.echo("nothing to take back")
         return
-    names = ", ".join(f"{one.number:04d} {one.name}" for one in gone)
+    names = ", ".join(map(str, gone))
     confirm(f"Take back {names} with everything stored in those tables?", yes)
     for one in migrations.down(chosen, to):
-        click.echo(f"taken back {one.number:04d} {one.name}")
+        click.echo(f"taken back {one}")
 
 
 @migrate.command()
 @options.database
 @options.as_json
 def status(dsn: str | None, data_dir: str | None, as_json: bool) -> None:
-    """List the migrations and when each was applied.
+    """List the migrations: applied, pending, or not fitting.
 
     \b
     Example:
@@ -86,17 +87,22 @@ def status(dsn: str | None, data_dir: str | None, as_json: bool) -> None:
     from fusefs.db import migrate as migrations
 
     found = migrations.status(resolve_dsn(dsn, data_dir))
+    lines = [(one.number, one.name, "applied") for one in found.applied]
+    lines += [(one.number, one.name, "pending") for one in found.pending]
     if as_json:
-        print_json([{"number": one.number, "name": one.name, "applied_at": one.applied_at} for one in found])
+        steps = [{"number": number, "name": name, "state": state} for number, name, state in lines]
+        print_json({"current": found.current, "migrations": steps, "problems": found.problems})
     else:
-        print_table(("NUMBER", "NAME", "APPLIED"), [(one.number, one.name, one.applied_at) for one in found])
+        print_table(("NUMBER", "NAME", "STATE"), lines)
+    if found.problems:
+        raise SchemaMismatch("; ".join(found.problems))
 
 
 def _up(dsn: str) -> None:
     from fusefs.db import migrate as migrations
 
-    applied = migrations.up(dsn, on_step=None)
+    applied = migrations.up(dsn)
     for one in applied:
-        click.echo(f"applied {one.number:04d} {one.name}")
+        click.echo(f"applied {one}")
     if not applied:
         click.echo("the schema is up to date")

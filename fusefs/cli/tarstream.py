@@ -53,6 +53,7 @@ class Writer:
         kind = _TYPES.get(entry.kind)
         if kind is None:
             return False
+        headers: dict[str, str] = {}
         info = tarfile.TarInfo(entry.path.lstrip("/"))
         info.type = kind
         info.mode = entry.mode
@@ -60,9 +61,10 @@ class Writer:
         info.mtime = entry.mtime_ns // _NS
         seconds, nanoseconds = divmod(entry.mtime_ns, _NS)
         if nanoseconds:
-            info.pax_headers["mtime"] = f"{Decimal(seconds) + Decimal(nanoseconds) / _NS:f}"
+            headers["mtime"] = f"{Decimal(seconds) + Decimal(nanoseconds) / _NS:f}"
         if entry.uid is not None or entry.gid is not None:
-            info.pax_headers[OWNER] = f"{_owner_text(entry.uid)}:{_owner_text(entry.gid)}"
+            headers[OWNER] = f"{_owner_text(entry.uid)}:{_owner_text(entry.gid)}"
+        info.pax_headers = headers
         if entry.kind is Kind.SYMLINK:
             info.linkname = entry.content.decode("utf-8", "surrogateescape")
             self._tar.addfile(info)
@@ -72,7 +74,7 @@ class Writer:
         else:
             self._tar.addfile(info)
         # tarfile remembers every member it wrote: a namespace of 100,000 files would stay in memory.
-        self._tar.members.clear()
+        self._tar.members.clear()  # type: ignore[attr-defined]
         return True
 
     def close(self) -> None:
@@ -93,7 +95,7 @@ def read(stream: IO[bytes], limits: Limits) -> Iterator[Entry | HardLink]:
         with tarfile.open(fileobj=stream, mode="r|*") as tar:
             for info in tar:
                 yield _understand(tar, info, limits)
-                tar.members.clear()
+                tar.members.clear()  # type: ignore[attr-defined]
     except (tarfile.TarError, EOFError, OSError) as exc:
         raise BadConfig(f"the archive on stdin cannot be read: {exc}", hint="Give it the output of `tar c`.") from exc
 

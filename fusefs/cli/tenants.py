@@ -269,7 +269,10 @@ def _refuse_mounted(agent_ids: list[str]) -> None:
 def _holdings(usages: list[Usage]) -> str:
     files, size = sum(one.files for one in usages), sum(one.bytes for one in usages)
     changes, kept = sum(one.changes for one in usages), sum(one.history_bytes for one in usages)
-    return f"{plural(files, 'file')} ({human_bytes(size)}) and {plural(changes, 'change')} of history ({human_bytes(kept)})"
+    return (
+        f"{plural(files, 'file')} ({human_bytes(size)}) and "
+        f"{plural(changes, 'change')} of history ({human_bytes(kept)})"
+    )
 
 
 def _date(seconds: float) -> datetime:
