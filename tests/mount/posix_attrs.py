@@ -312,6 +312,20 @@ def case_utime_while_open_survives_the_close(root: Path) -> None:
 
 
 @case()
+def case_utime_of_zero_while_open(root: Path) -> None:
+    # 1970 is a time like any other, though tables like 0 for "not set". Archives for reproducible builds use it.
+    path = root / "f"
+    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+        os.write(fd, b"content")
+        os.utime(fd, ns=(0, 0))
+    assert path.stat().st_mtime_ns == 0
+    with opened(root / "g", os.O_WRONLY | os.O_CREAT) as fd:
+        os.utime(fd, ns=(0, 0))
+        os.fsync(fd)
+    assert (root / "g").stat().st_mtime_ns == 0
+
+
+@case()
 def case_touch_of_one_time(root: Path) -> None:
     path = root / "f"
     path.write_bytes(b"x")

@@ -7,7 +7,7 @@ import os
 import unicodedata
 from pathlib import Path
 
-from tests.mount.posix_support import case, opened, read_at, refused
+from tests.mount.posix_support import RENAME_EXCHANGE, case, errno_of, opened, read_at, refused, renameat2
 
 ODD_NAMES = (
     " ",
@@ -176,6 +176,29 @@ def case_path_limits(root: Path) -> None:
     with refused(errno.ENAMETOOLONG):
         os.rename(root / "tree", target / "tree")
     assert (root / "tree" / ("t" * 200) / ("u" * 200)).is_dir()
+
+
+@case(mount_only=True)
+def case_exchange_keeps_the_path_limits(root: Path) -> None:
+    shallow = root / "shallow"
+    (shallow / "x" / ("s" * 200) / ("t" * 200)).mkdir(parents=True)
+    deep = root / ("n" * 240) / ("n" * 240) / ("n" * 240)
+    deep.mkdir(parents=True)
+    (deep / "y").mkdir()
+    for one, two in ((shallow / "x", deep / "y"), (deep / "y", shallow / "x")):
+        with refused(errno.ENAMETOOLONG):
+            renameat2(one, two, RENAME_EXCHANGE)
+    assert os.listdir(deep / "y") == []
+    assert (shallow / "x" / ("s" * 200) / ("t" * 200)).is_dir()
+
+
+@case(mount_only=True)
+def case_symlink_target_that_is_not_utf8(root: Path) -> None:
+    target = b"caf\xe9/\xff"
+    code = errno_of(lambda: os.symlink(target, os.fsencode(root / "link")))
+    assert code in (0, errno.EILSEQ, errno.EINVAL)
+    assert code or os.readlink(os.fsencode(root / "link")) == target
+    assert os.listdir(root) == ([] if code else ["link"])
 
 
 @case()
