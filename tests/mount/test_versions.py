@@ -297,15 +297,67 @@ def test_create_that_meets_a_new_file(duo: Duo) -> None:
     assert duo.files.conflicts("f") == [b"mine\n"]
 
 
-def test_write_to_a_file_that_another_session_removed(duo: Duo) -> None:
+# Whether the announcement of the other session's change arrives before our close is a matter of luck:
+# both orders are tested, and the outcome must not depend on it.
+BOTH_ORDERS = pytest.mark.parametrize("announced", [False, True], ids=["before-announcement", "after-announcement"])
+
+
+@BOTH_ORDERS
+def test_write_to_a_file_that_another_session_removed(duo: Duo, announced: bool) -> None:
     duo.given("f")
     fd = os.open(duo.a / "f", os.O_WRONLY | os.O_TRUNC)
     os.write(fd, b"mine\n")
     duo.b.ok("rm f")
+    if announced:
+        eventually(lambda: os.fstat(fd).st_nlink == 0, "the removal in session a")
     with refused(errno.ESTALE):
         os.close(fd)
     assert duo.files.content("f") is None
     assert duo.files.conflicts("f") == [b"mine\n"]
+
+
+@BOTH_ORDERS
+def test_write_to_a_file_that_another_session_replaced(duo: Duo, announced: bool) -> None:
+    duo.given("f")
+    fd = os.open(duo.a / "f", os.O_WRONLY | os.O_TRUNC)
+    os.write(fd, b"mine\n")
+    duo.b.ok("echo theirs > temporary; mv temporary f")
+    if announced:
+        eventually(lambda: os.fstat(fd).st_nlink == 0, "the replacement in session a")
+    with refused(errno.ESTALE):
+        os.close(fd)
+    assert duo.files.content("f") == b"theirs\n"
+    assert duo.files.conflicts("f") == [b"mine\n"]
+
+
+@BOTH_ORDERS
+def test_write_to_a_file_that_another_session_moved(duo: Duo, announced: bool) -> None:
+    # A rename is no change of content: the write follows the file.
+    duo.given("f")
+    duo.b.ok("mkdir d")
+    fd = os.open(duo.a / "f", os.O_WRONLY | os.O_TRUNC)
+    os.write(fd, b"mine\n")
+    duo.b.ok("mv f d/g")
+    if announced:
+        eventually((duo.a / "d" / "g").exists, "the new name in session a")
+    os.close(fd)
+    assert duo.files.content("f") is None
+    assert duo.files.content("d/g") == b"mine\n"
+
+
+@BOTH_ORDERS
+def test_create_in_a_directory_that_another_session_moved(duo: Duo, announced: bool) -> None:
+    duo.a.ok("mkdir d")
+    eventually((duo.b / "d").is_dir, "the directory in session b")
+    fd = os.open(duo.a / "d" / "f", os.O_WRONLY | os.O_CREAT)
+    os.write(fd, b"mine\n")
+    duo.b.ok("mv d e")
+    if announced:
+        eventually((duo.a / "e").is_dir, "the new name in session a")
+    os.close(fd)
+    assert duo.files.content("d/f") is None
+    assert duo.files.content("e/f") == b"mine\n"
+    eventually(lambda: (duo.b / "e" / "f").read_bytes() == b"mine\n", "the file in session b")
 
 
 def test_delete_and_recreate_between_read_and_write(duo: Duo) -> None:
@@ -420,11 +472,14 @@ def test_append_creates_in_both_sessions_at_once(duo: Duo) -> None:
         assert data is not None and sorted(data.split()) == [b"0", b"1"]
 
 
-def test_append_to_a_removed_file_is_a_conflict(duo: Duo) -> None:
+@BOTH_ORDERS
+def test_append_to_a_removed_file_is_a_conflict(duo: Duo, announced: bool) -> None:
     duo.given("f")
     fd = os.open(duo.a / "f", os.O_WRONLY | os.O_APPEND)
     os.write(fd, b"appended")
     duo.b.ok("rm f")
+    if announced:
+        eventually(lambda: os.fstat(fd).st_nlink == 0, "the removal in session a")
     with refused(errno.ESTALE):
         os.close(fd)
     assert duo.files.content("f") is None
