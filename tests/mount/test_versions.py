@@ -125,12 +125,15 @@ def test_version_check_open_compares_with_the_open_only(duo: Duo, module_mount: 
     duo.b.ok("echo two > f")
     side.ok("echo mine > f")
     assert duo.files.content("f") == b"mine\n"
+    duo.b.ok("cat f > /dev/null; echo three > f")
+    side.ok("echo moved > temporary; mv temporary f")
+    assert duo.files.content("f") == b"moved\n"
     fd = os.open(side / "f", os.O_WRONLY | os.O_TRUNC)
     os.write(fd, b"late")
-    duo.b.ok("cat f > /dev/null; echo three > f")
+    duo.b.ok("cat f > /dev/null; echo four > f")
     with refused(errno.ESTALE):
         os.close(fd)
-    assert duo.files.content("f") == b"three\n"
+    assert duo.files.content("f") == b"four\n"
     loose.umount()
 
 
@@ -160,6 +163,17 @@ def test_file_never_read_may_be_replaced(duo: Duo) -> None:
     # Writing is seeing: a's own version is what a builds on now.
     duo.b.ok("cat f > /dev/null; echo theirs > f")
     duo.a.refused("echo mine > f")
+
+
+def test_file_never_read_may_be_replaced_while_its_announcement_is_under_way(duo: Duo) -> None:
+    duo.b.ok("for i in $(seq 20); do echo one > f$i; done")
+    eventually((duo.a / "f20").exists, "the files in session a")
+    for i in range(1, 21):
+        duo.a.ok(f"echo mine > t{i}")
+        (duo.b / f"f{i}").write_text("two\n")
+        os.rename(duo.a / f"t{i}", duo.a / f"f{i}")
+        assert duo.files.content(f"f{i}") == b"mine\n"
+        assert b"two\n" in duo.files.superseded(f"f{i}")
 
 
 def test_one_session_never_conflicts_with_itself(duo: Duo) -> None:
