@@ -64,6 +64,9 @@ select pg_backend_pid(), (extract(epoch from backend_start) * 1000000)::bigint,
   set_config('tcp_keepalives_count', '3', false)
 from pg_stat_activity where pid = pg_backend_pid()
 """
+# While a statement runs the server looks once a second whether we are still there: a cancelled statement
+# would hold its locks to its end otherwise. Refused where the server's system cannot look (not Linux).
+_LOOK_FOR_US = "select set_config('client_connection_check_interval', '1s', false)"
 _MAY_BECOME = "select 1 from pg_roles where rolname = %s and pg_has_role(session_user, oid, %s)"
 
 
@@ -371,6 +374,8 @@ class _Attempt:
         if found is None:
             raise Unavailable("Postgres does not show this connection in pg_stat_activity")
         pid, started_us, server_version = found[:3]
+        with contextlib.suppress(psycopg.errors.InvalidParameterValue):
+            owner.execute(_LOOK_FOR_US)
         if self._role is not None:
             how = "SET" if server_version >= 160000 else "MEMBER"
             if owner.execute(_MAY_BECOME, (self._role, how)).fetchone() is not None:

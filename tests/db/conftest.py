@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
+import trio
 
 from tests import harness
 
@@ -58,3 +59,10 @@ def execute(dsn: str, statement: str, *params: object) -> list[tuple[object, ...
     with psycopg.connect(dsn, autocommit=True) as conn:
         cursor = conn.execute(statement.encode(), params or None)
         return cursor.fetchall() if cursor.description else []
+
+
+async def wait_active(dsn: str, pid: object) -> None:
+    """Until the server runs a statement for that backend."""
+    with trio.fail_after(10):
+        while execute(dsn, "select state from pg_stat_activity where pid = %s", pid) != [("active",)]:
+            await trio.lowlevel.checkpoint()

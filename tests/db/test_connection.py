@@ -20,7 +20,7 @@ from fusefs.db.queries import Query
 from fusefs.db.values import Param, encode
 from fusefs.rules import errors
 from fusefs.rules.errors import FsError
-from tests.db.conftest import execute
+from tests.db.conftest import execute, wait_active
 from tests.db.relay import open_relay
 
 PID = Query("ask_pid", "select pg_backend_pid()")
@@ -372,10 +372,3 @@ async def test_a_dsn_that_is_none() -> None:
     with pytest.raises(errors.BadConfig) as caught:
         await Connection.open("postgresql://u:pw-secret@[broken", origin="o1")
     assert "secret" not in str(caught.value)
-
-
-async def wait_active(dsn: str, pid: int) -> None:
-    """Until the server runs a statement for that backend."""
-    with trio.fail_after(10):
-        while execute(dsn, "select state from pg_stat_activity where pid = %s", pid) != [("active",)]:
-            await trio.lowlevel.checkpoint()
