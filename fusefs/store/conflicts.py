@@ -18,6 +18,7 @@ from fusefs.rules.errors import NotFound
 from fusefs.rules.model import Commit
 from fusefs.rules.scope import Scope
 from fusefs.store import versions
+from fusefs.store.tenants import as_uuid
 
 _LIST_CONFLICTS = query("list_conflicts")
 _FETCH_CONFLICT = query("fetch_conflict")
@@ -49,7 +50,10 @@ async def list_conflicts(db: Database, scope: Scope, path: str | None = None) ->
 
 async def read_conflict(db: Database, scope: Scope, conflict_id: str) -> tuple[Conflict, bytes]:
     """One lost race and its bytes. Raises NotFound."""
-    rows = await db.run(scope.tenant_id, _FETCH_CONFLICT, scope.tenant_id, scope.agent_id, conflict_id)
+    known = as_uuid(conflict_id)
+    if known is None:
+        raise NotFound(f"there is no conflict {conflict_id}")
+    rows = await db.run(scope.tenant_id, _FETCH_CONFLICT, scope.tenant_id, scope.agent_id, known)
     if not rows or not paths.visible(scope, rows[0][2]):
         raise NotFound(f"there is no conflict {conflict_id}")
     return Conflict(*rows[0][:10]), rows[0][10]
@@ -70,5 +74,5 @@ async def accept(db: Database, scope: Scope, limits: Limits, conflict_id: str) -
 async def drop(db: Database, scope: Scope, conflict_id: str) -> Conflict:
     """Forget a conflict and its bytes. Raises NotFound."""
     conflict, _ = await read_conflict(db, scope, conflict_id)
-    await db.run(scope.tenant_id, _DELETE_CONFLICT, scope.tenant_id, scope.agent_id, conflict_id)
+    await db.run(scope.tenant_id, _DELETE_CONFLICT, scope.tenant_id, scope.agent_id, conflict.id)
     return conflict

@@ -14,6 +14,7 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fusefs.db.pool import Database
@@ -82,12 +83,34 @@ def _content(text: str, raw: bytes | None) -> bytes:
     return text.encode() if raw is None else raw
 
 
-async def load_directory(db: Database, scope: Scope, path: str) -> list[tuple[NodeRow, bytes | None]]:
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A directory's own row (None for the root), its entries, and the targets of its symlinks by lineage."""
+
+    directory: NodeRow | None
+    entries: list[NodeRow]
+    targets: dict[str, bytes]
+
+
+async def load_directory(db: Database, scope: Scope, path: str) -> Listing:
     """Every entry of a directory, other sessions' included: a mount's mirror serves many sessions and
-    filters with `paths.visible`. A symlink brings its target."""
+    filters with `paths.visible`. Raises NotFound where there is no row for the path."""
     with operation("ls", scope, path):
         rows = await db.run(scope.tenant_id, _LOAD_DIRECTORY, scope.tenant_id, scope.agent_id, path)
-    return [(_node(row), None if row[12] is None else _content(row[12], row[13])) for row in rows]
+    own: NodeRow | None = None
+    entries = []
+    targets = {}
+    for row in rows:
+        node = _node(row)
+        if node.path == path:
+            own = node
+            continue
+        entries.append(node)
+        if row[12] is not None:
+            targets[node.id] = _content(row[12], row[13])
+    if own is None and path != "/":
+        raise NotFound(path=path)
+    return Listing(own, entries, targets)
 
 
 async def stat(db: Database, scope: Scope, path: str) -> NodeRow:
@@ -425,7 +448,7 @@ async def rename(
             ),
             confirm,
         )
-        op.changed(0)
+        op.changed(0, source=source[1])
     return _node(rows[0])
 
 

@@ -1,0 +1,96 @@
+"""What a session has written to a file and not committed yet.
+
+Decided here and only here: how writes at offsets, truncations and appends become one commit, and
+what that commit expects. One buffer belongs to one inode of one session, shared by its handles.
+
+Threading: one trio thread; no method awaits.
+"""
+
+from __future__ import annotations
+
+from fusefs.rules.model import Attrs
+
+
+class Buffer:
+    """Uncommitted content.
+
+    Attributes:
+        expected: the version that the writer built on; None: no file (see `Node.committed`).
+        appends_only: a file made by this session to which it only appended.
+        whole: `data` is the whole content; otherwise only bytes to append to whatever is there.
+        dirty: holds bytes that no commit has.
+        committing: how many bytes a commit under way has taken; None: there is none.
+        pending: a create or a truncation that no commit has, and nothing written since: the flush that
+            bash causes before the first write must not commit it.
+    """
+
+    __slots__ = (
+        "appends_only",
+        "attrs",
+        "committing",
+        "data",
+        "dirty",
+        "expected",
+        "flushes",
+        "mtime_ns",
+        "pending",
+        "whole",
+    )
+
+    def __init__(self, expected: int | None, data: bytearray, *, whole: bool) -> None:
+        self.expected = expected
+        self.data = data
+        self.whole = whole
+        self.appends_only = not whole
+        self.dirty = False
+        self.pending = False
+        self.committing: int | None = None
+        self.flushes = 0
+        self.mtime_ns = 0
+        self.attrs = Attrs()
+
+    @property
+    def uncommitted(self) -> bool:
+        """Holds something that Postgres has not acknowledged."""
+        return self.dirty or self.pending or self.committing is not None
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Write at an offset of a whole buffer; a gap reads as NULs (POSIX pwrite)."""
+        content = self.data
+        end = len(content)
+        if offset == end:
+            content += data
+        else:
+            if offset > end:
+                content.extend(bytes(offset - end))
+            content[offset : offset + len(data)] = data
+        self.dirty = True
+
+    def append(self, data: bytes) -> None:
+        self.data += data
+        self.dirty = True
+
+    def truncate(self, size: int) -> None:
+        if size < len(self.data):
+            del self.data[size:]
+        else:
+            self.data.extend(bytes(size - len(self.data)))
+
+    def take(self) -> bytes:
+        """The bytes to commit. What is written while the commit is under way makes the buffer dirty again."""
+        self.dirty = self.pending = False
+        self.flushes = 0
+        self.committing = len(self.data)
+        return bytes(self.data)
+
+    def settle(self) -> None:
+        """The commit succeeded."""
+        if not self.whole:
+            del self.data[: self.committing]
+        self.committing = None
+
+    def restore(self, dirty: bool) -> None:
+        """The commit did not happen: everything is to be committed again."""
+        self.committing = None
+        self.dirty = self.dirty or dirty
+        self.pending = not self.dirty

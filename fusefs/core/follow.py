@@ -1,0 +1,186 @@
+"""Announcements: how the mirror follows what other daemons and programs commit.
+
+Decided here and only here: what each announcement does to the mirror, and which kernel caches it makes
+void. An announcement is a hint: it can invalidate, it never grants, and one that is malformed or out
+of date changes nothing but, at worst, what is cached.
+
+Threading: called on the trio thread by the listener, in the order of the commits; never awaits. The
+kernel is told by the worker threads behind `Kernel`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fusefs import telemetry
+from fusefs.core.namespace import Namespace
+from fusefs.core.tree import Node
+from fusefs.rules import paths
+from fusefs.rules.model import Kind, NodeRow
+
+_log = telemetry.get_logger()
+
+
+class Follower:
+    """Applies the announcements of one namespace.
+
+    Args:
+        origin: this daemon's own announcements carry it; what they say was applied at the commit.
+    """
+
+    def __init__(self, ns: Namespace, origin: str) -> None:
+        self.ns = ns
+        self._origin = origin
+
+    def apply(self, payload: str) -> None:
+        """Take one announcement."""
+        try:
+            fields = json.loads(payload)
+            origin, op = fields[0], fields[1]
+            if origin == self._origin:
+                return
+            if op == "reload":
+                self.distrust_all()
+                return
+            row, old_path, old_size = _parse(fields)
+        except (ValueError, TypeError, IndexError, KeyError):
+            _log.warning("follow.malformed", agent=self.ns.agent_id, bytes=len(payload))
+            return
+        telemetry.counters.requests["announcement"] += 1
+        if op == "put":
+            self._put(row, old_size)
+        elif op == "delete":
+            self._delete(row)
+        elif op in ("rename", "exchange") and old_path is not None:
+            self._rename(row, old_path, exchange=op == "exchange")
+
+    def lost(self) -> None:
+        """Announcements may have been missed: nothing cached counts until `live`."""
+        self.ns.live = False
+        self.distrust_all()
+
+    def found(self) -> None:
+        """LISTEN is in force again: everything is loaded afresh, and may be cached again."""
+        self.ns.live = True
+        self.distrust_all()
+
+    def distrust_all(self) -> None:
+        """Unload the mirror and drop the kernel's caches. There is no one call for it: the top-level
+        names take everything below them along, each absent name of the root that the kernel remembers
+        goes by itself, and every inode's attributes. Pages go at the next open, or now where a file is open."""
+        ns = self.ns
+        for view in ns.views:
+            for name in (*view.root.node.children, *view.absent_names):
+                ns.kernel.invalidate_entry(view.root.kino, name)
+            view.absent_names.clear()
+        for inode in ns.known_inodes():
+            inode.kernel_version = None
+            ns.kernel.invalidate_inode(inode.kino, attr_only=not inode.handles)
+        ns.tree.unload()
+
+    # -- The kinds ---------------------------------------------------------------------------------
+
+    def _put(self, row: NodeRow, old_size: int | None) -> None:
+        ns = self.ns
+        ns.usage.add(1 if old_size is None else 0, row.size - (old_size or 0))
+        known = ns.tree.by_id.get(row.id)
+        if known is not None and known.ino == row.ino and known.committed:
+            self._update(known, row)
+            return
+        parent_path, name = paths.split(row.path)
+        parent = ns.tree.find(parent_path)
+        if parent is None or parent.kind is not Kind.DIR:
+            return
+        ns.directory_changed(parent, store=False)
+        present = parent.children.get(name)
+        if present is not None and not present.committed:
+            # This mount's own uncommitted file: it will meet the row when it commits.
+            return
+        if parent.loaded or parent.touched is not None:
+            ns.tree.merge(row, parent, name)
+        ns.entry_changed(parent, name)
+        ns.attrs_changed(parent)
+
+    def _update(self, node: Node, row: NodeRow) -> None:
+        ns = self.ns
+        if row.version < node.version or (row.version == node.version and row.ctime_ns < node.ctime_ns):
+            return
+        content = row.version != node.version
+        node.update(row)
+        if content:
+            ns.content_changed(node)
+        else:
+            ns.attrs_changed(node)
+
+    def _delete(self, row: NodeRow) -> None:
+        ns = self.ns
+        ns.usage.add(-1, -row.size)
+        ns.tree.bury(row.id, row.version)
+        node = ns.tree.by_id.get(row.id)
+        parent_path, name = paths.split(row.path)
+        parent = node.parent if node is not None else ns.tree.find(parent_path)
+        if node is not None and node.version < row.version:
+            name = node.name
+            ns.tree.detach(node, row.version)
+            ns.orphaned(node)
+        if parent is not None:
+            ns.directory_changed(parent, store=False)
+            ns.entry_changed(parent, name, deleted=node)
+            ns.attrs_changed(parent)
+
+    def _rename(self, row: NodeRow, old_path: str, *, exchange: bool) -> None:
+        ns = self.ns
+        old_parent_path, old_name = paths.split(old_path)
+        parent_path, name = paths.split(row.path)
+        source = ns.tree.find(old_path)
+        if source is not None and source.ino != row.ino:
+            source = None
+        old_parent, parent = ns.tree.find(old_parent_path), ns.tree.find(parent_path)
+        target = ns.tree.find(row.path)
+        if target is not None and not target.committed:
+            # This mount's own uncommitted file loses its name when it commits.
+            target, parent_for_source = None, None
+        else:
+            parent_for_source = parent
+        if source is None:
+            # Not known here: forget what is at both names, and ask again.
+            for directory, gone in ((old_parent, old_name), (parent, name)):
+                if directory is not None:
+                    self._forget_name(directory, gone)
+        elif parent_for_source is None:
+            if exchange and target is None and old_parent is not None:
+                ns.tree.distrust(old_parent)
+            ns.tree.send_away(source, row.path)
+        else:
+            ns.apply_rename(source, parent_for_source, name, target, row, exchange=exchange)
+            if target is not None and not exchange:
+                ns.usage.add(-1, -target.size)
+                ns.orphaned(target)
+            if target is not None:
+                ns.content_changed(source)
+            else:
+                ns.attrs_changed(source)
+        for directory, changed in ((old_parent, old_name), (parent, name)):
+            if directory is not None:
+                ns.directory_changed(directory, store=False)
+                ns.entry_changed(directory, changed)
+                ns.attrs_changed(directory)
+
+    def _forget_name(self, directory: Node, name: str) -> None:
+        node = directory.children.get(name)
+        if node is not None and node.committed:
+            self.ns.tree.detach(node)
+            self.ns.orphaned(node)
+        self.ns.tree.distrust(directory)
+
+
+def _parse(fields: list[Any]) -> tuple[NodeRow, str | None, int | None]:
+    """The order of `fusefs_announce_v1`. Raises ValueError, TypeError or IndexError for anything else."""
+    _, _, path, old_path, node_id, kind, ino, version, size, mode, uid, gid, mtime_ns, ctime_ns, session, old = fields
+    numbers = (ino, version, size, mode, mtime_ns, ctime_ns)
+    if not all(isinstance(number, int) for number in numbers) or not isinstance(path, str) or path[:1] != "/":
+        raise ValueError("not an announcement")
+    row = NodeRow(node_id, path, Kind(kind), ino, version, size, mode, uid, gid, mtime_ns, ctime_ns, session)
+    return row, old_path, old
+

@@ -1,0 +1,203 @@
+"""What the kernel holds of us: inodes with their look-up counts, and open handles.
+
+Decided here and only here: how a kernel inode number is made, and when an inode may be forgotten. One
+node of a namespace has one inode per session that the kernel sees it through, so that sessions share
+no page cache and no dentry.
+
+Threading: one trio thread; no method awaits.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from fusefs.core.buffers import Buffer
+from fusefs.core.tree import Node
+from fusefs.rules.errors import FsError, StaleVersion
+
+if TYPE_CHECKING:
+    from fusefs.core.filesystem import Filesystem
+
+INDEX_SHIFT = 40
+"""A kernel inode number is the session's index above this bit and the incarnation below it."""
+
+
+@dataclass(slots=True)
+class Stat:
+    """The attributes of one inode, as stat(2) shows them. Times in ns."""
+
+    ino: int
+    generation: int
+    mode: int
+    nlink: int
+    uid: int
+    gid: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    atime_ns: int
+    entry_timeout_s: float
+    attr_timeout_s: float
+
+
+class Kernel(Protocol):
+    """How caches of the kernel are dropped. Neither method waits: see DESIGN section 7 on deadlocks."""
+
+    def invalidate_inode(self, kino: int, *, attr_only: bool = False) -> None:
+        """Drop the attributes, and unless `attr_only` the pages, of an inode."""
+
+    def invalidate_attr_now(self, kino: int) -> None:
+        """Drop the attributes before returning; the one form that is safe on the trio thread."""
+
+    def invalidate_entry(self, parent: int, name: str, deleted: int = 0) -> None:
+        """Drop a name, present or absent, from a directory; tell inotify that `deleted` went."""
+
+
+class Inode:
+    """A node as one session's kernel mount sees it.
+
+    Attributes:
+        owner: the file system (session, control directory, layout folder) that answers for it.
+        node: the node; the owner knows its type.
+        kernel_version: the version whose pages the kernel holds, None when unknown.
+        pinned: content of an orphan, kept while handles are open.
+    """
+
+    __slots__ = ("_lock", "buffer", "handles", "kernel_version", "kino", "lookups", "node", "owner", "pinned")
+
+    def __init__(self, owner: Filesystem, node: Node, kino: int) -> None:
+        self.owner = owner
+        self.node = node
+        self.kino = kino
+        self.lookups = 0
+        self.kernel_version: int | None = None
+        self.buffer: Buffer | None = None
+        self.handles: set[Handle] = set()
+        self.pinned: bytes | None = None
+        self._lock: trio.Lock | None = None
+
+    @property
+    def lock(self) -> trio.Lock:
+        """Held over the commit of this inode's buffer and over the loading of its content."""
+        if self._lock is None:
+            self._lock = trio.Lock()
+        return self._lock
+
+    @property
+    def writers(self) -> Iterable[Handle]:
+        return (handle for handle in self.handles if handle.writable)
+
+
+class Handle:
+    """One open file description.
+
+    Attributes:
+        version: the version at open, raised by this session's own commits; a write on a handle whose
+            version was superseded by others is refused.
+        failed: set by the first refusal; every later write and flush repeats it.
+        serial: identifies the handle in `write_handle`.
+        created: this handle made the file.
+        wrote: this handle has put bytes into the buffer.
+    """
+
+    __slots__ = (
+        "append",
+        "created",
+        "failed",
+        "fh",
+        "inode",
+        "names",
+        "readable",
+        "serial",
+        "size_at_open",
+        "version",
+        "writable",
+        "wrote",
+    )
+
+    def __init__(self, inode: Inode, flags: int) -> None:
+        access = flags & os.O_ACCMODE
+        self.inode = inode
+        self.fh = 0
+        self.readable = access != os.O_WRONLY
+        self.writable = access != os.O_RDONLY
+        self.append = bool(flags & os.O_APPEND)
+        self.version = inode.node.version
+        self.size_at_open = inode.node.size
+        self.failed: FsError | None = None
+        self.serial = secrets.randbits(62)
+        self.created = False
+        self.wrote = False
+        self.names: list[str] | None = None
+
+    def check(self) -> None:
+        """Raise what this handle failed with before."""
+        if self.failed is not None:
+            error = self.failed
+            if isinstance(error, StaleVersion):
+                raise StaleVersion(error.message, path=error.path, expected=error.expected, actual=error.actual)
+            raise type(error)(error.message, path=error.path)
+
+
+class InodeTable:
+    """All inodes and handles of one kernel mount."""
+
+    def __init__(self) -> None:
+        self.inodes: dict[int, Inode] = {}
+        self.handles: dict[int, Handle] = {}
+        self._next_fh = 1
+
+    def get(self, kino: int) -> Inode:
+        """Raises StaleVersion for a number that was forgotten, which only a file handle can name."""
+        try:
+            return self.inodes[kino]
+        except KeyError:
+            raise StaleVersion("no such inode any more") from None
+
+    def known(self, owner: Filesystem, ino: int) -> Inode | None:
+        return self.inodes.get(owner.index << INDEX_SHIFT | ino)
+
+    def obtain(self, owner: Filesystem, node: Node) -> Inode:
+        """The inode of a node in one session, made on first use. The caller counts the look-up or
+        opens a handle before it awaits."""
+        kino = owner.index << INDEX_SHIFT | node.ino
+        inode = self.inodes.get(kino)
+        if inode is None or inode.node is not node:
+            inode = self.inodes[kino] = Inode(owner, node, kino)
+            node.pins += 1
+        return inode
+
+    def count_lookup(self, inode: Inode) -> None:
+        inode.lookups += 1
+
+    def forget(self, kino: int, lookups: int) -> None:
+        inode = self.inodes.get(kino)
+        if inode is not None:
+            inode.lookups -= lookups
+            self.release(inode)
+
+    def open(self, handle: Handle) -> int:
+        """Register a handle. Returns its number."""
+        handle.fh = self._next_fh
+        self._next_fh += 1
+        self.handles[handle.fh] = handle
+        handle.inode.handles.add(handle)
+        return handle.fh
+
+    def close(self, handle: Handle) -> None:
+        del self.handles[handle.fh]
+        handle.inode.handles.discard(handle)
+        self.release(handle.inode)
+
+    def release(self, inode: Inode) -> None:
+        """Drop an inode that neither the kernel nor a handle holds."""
+        if inode.lookups <= 0 and not inode.handles and self.inodes.get(inode.kino) is inode:
+            del self.inodes[inode.kino]
+            inode.node.pins -= 1
+            inode.owner.forgotten(inode)

@@ -1,0 +1,157 @@
+"""Everything behind one kernel mount: its inodes, its namespaces and their sessions.
+
+Decided here and only here: that sessions of one namespace share its mirror and its announcements, and
+what is done in the background while a mount lives.
+
+Threading: one trio thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from fusefs import telemetry
+from fusefs.core.contents import Contents
+from fusefs.core.follow import Follower
+from fusefs.core.inodes import InodeTable, Kernel
+from fusefs.core.namespace import Inos, Namespace
+from fusefs.core.session import Session
+from fusefs.core.vfs import SessionFs
+from fusefs.db.listen import Listener
+from fusefs.db.pool import Database
+from fusefs.rules.config import Settings
+from fusefs.rules.errors import FsError
+from fusefs.rules.scope import Scope
+from fusefs.store import namespaces
+
+_STORE_TIMES_S = 2.0
+_log = telemetry.get_logger()
+
+
+class Mounted:
+    """The core of one mount.
+
+    Args:
+        origin: this daemon's name in announcements.
+        listener: given later by `attach`, since it calls back here.
+    """
+
+    def __init__(self, db: Database, kernel: Kernel, settings: Settings, origin: str) -> None:
+        self.db = db
+        self.kernel = kernel
+        self.settings = settings
+        self.origin = origin
+        self.table = InodeTable()
+        self.contents = Contents(settings.content_cache_bytes)
+        self.sessions: list[SessionFs] = []
+        self.listener: Listener | None = None
+        self._followers: dict[str, Follower] = {}
+        self._namespaces: dict[tuple[str, str], Namespace] = {}
+        self._opening = trio.Lock()
+        self._inos: dict[str, Inos] = {}
+        self._next_index = 0
+
+    # -- Announcements -----------------------------------------------------------------------------
+
+    def on_notify(self, channel: str, payload: str) -> None:
+        follower = self._followers.get(channel)
+        if follower is not None:
+            follower.apply(payload)
+
+    def on_lost(self) -> None:
+        _log.info("follow.lost", namespaces=len(self._followers))
+        for follower in self._followers.values():
+            follower.lost()
+
+    def on_live(self) -> None:
+        _log.info("follow.live", namespaces=len(self._followers))
+        for follower in self._followers.values():
+            follower.found()
+
+    async def barrier(self) -> None:
+        """See `Listener.barrier`. Raises Unavailable while announcements are not live."""
+        assert self.listener is not None
+        await self.listener.barrier()
+
+    # -- Namespaces and sessions -------------------------------------------------------------------
+
+    async def namespace(self, tenant_id: str, agent_id: str) -> Namespace:
+        """The namespace of an agent, opened on first use: LISTEN first, so that what is loaded later is
+        followed from then on. Raises UnknownScope."""
+        async with self._opening:
+            found = self._namespaces.get((tenant_id, agent_id))
+            if found is not None:
+                return found
+            assert self.listener is not None
+            row = await namespaces.open_namespace(self.db, tenant_id, agent_id)
+            inos = self._inos.setdefault(tenant_id, Inos(self.db, tenant_id))
+            ns = Namespace(
+                self.db,
+                tenant_id,
+                agent_id,
+                row,
+                contents=self.contents,
+                table=self.table,
+                kernel=self.kernel,
+                barrier=self.barrier,
+                inos=inos,
+                max_nodes=self.settings.max_nodes,
+            )
+            follower = self._followers[row.channel] = Follower(ns, self.origin)
+            try:
+                await self.listener.subscribe(row.channel)
+            except BaseException:
+                del self._followers[row.channel]
+                raise
+            follower.found()
+            self._namespaces[tenant_id, agent_id] = ns
+            return ns
+
+    async def open_session(self, scope: Scope, index: int | None = None) -> SessionFs:
+        """A file system for one session of a namespace.
+
+        Args:
+            index: 0 for a mount that shows nothing but this session; else the next free one.
+        """
+        ns = await self.namespace(scope.tenant_id, scope.agent_id)
+        resumed_ns = await namespaces.open_session(self.db, scope)
+        if index is None:
+            self._next_index += 1
+            index = self._next_index
+        fs = SessionFs(self.table, ns, Session(scope, self.settings, resumed_ns), index)
+        self.sessions.append(fs)
+        return fs
+
+    # -- The background ----------------------------------------------------------------------------
+
+    async def measure_usage(self) -> None:
+        """Count each namespace once, beside the serving."""
+        for ns in list(self._namespaces.values()):
+            if not ns.usage.measured:
+                await self._tolerate(lambda ns=ns: ns.usage.measure(self.db, ns.tenant_id, ns.agent_id))  # type: ignore[misc]
+
+    async def keep_times(self) -> None:
+        """Store the times of changed directories every two seconds, and count new namespaces."""
+        while True:
+            await self.measure_usage()
+            await trio.sleep(_STORE_TIMES_S)
+            for ns in list(self._namespaces.values()):
+                await self._tolerate(ns.store_times)
+
+    async def _tolerate(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Postgres may be away; what is not done now is done the next time."""
+        try:
+            await work()
+        except FsError as error:
+            _log.info("mounted.later", error=type(error).__name__)
+
+    async def close(self) -> None:
+        """Commit every buffer, store the times, note the end of each session."""
+        for fs in self.sessions:
+            await fs.commit_all()
+        for ns in self._namespaces.values():
+            await self._tolerate(ns.store_times)
+        for fs in self.sessions:
+            await self._tolerate(lambda fs=fs: namespaces.end_session(self.db, fs.scope))  # type: ignore[misc]

@@ -1,0 +1,318 @@
+"""One namespace in one daemon: its mirror, its contents, and the sessions that see it.
+
+Decided here and only here: when a directory is asked of Postgres, what "the content of a node" is
+while the node changes, and which kernel caches a change makes void.
+
+Threading: one trio thread. Methods that await say so; between awaits the mirror is consistent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from fusefs import telemetry
+from fusefs.core.contents import Contents, Reader
+from fusefs.core.filesystem import Filesystem, now_ns
+from fusefs.core.inodes import Inode, InodeTable, Kernel
+from fusefs.core.tree import Node, Tree
+from fusefs.db.pool import Database
+from fusefs.rules.errors import FsError, NotFound, StaleVersion, Unavailable
+from fusefs.rules.model import Attrs, Kind, NodeRow
+from fusefs.rules.scope import Principal, Scope
+from fusefs.store import files, namespaces, versions
+
+_INO_BATCH = 1000
+_ATTEMPTS = 5
+_log = telemetry.get_logger()
+
+
+class View(Filesystem):
+    """One session's file system: what a namespace must know of it.
+
+    `absent_names` are names of the session's root that the kernel may remember as missing.
+    """
+
+    absent_names: set[str]
+
+
+class Namespace:
+    """The files of one (tenant, agent).
+
+    Args:
+        barrier: returns when every announcement of what was committed before has been applied.
+        inos: a shared stock of incarnation numbers.
+    """
+
+    def __init__(
+        self,
+        db: Database,
+        tenant_id: str,
+        agent_id: str,
+        row: namespaces.Namespace,
+        *,
+        contents: Contents,
+        table: InodeTable,
+        kernel: Kernel,
+        barrier: Callable[[], Awaitable[None]],
+        inos: Inos,
+        max_nodes: int,
+    ) -> None:
+        self.db = db
+        self.tenant_id = tenant_id
+        self.agent_id = agent_id
+        self.channel = row.channel
+        self.scope = Scope(tenant_id, agent_id, "daemon", Principal.SYSTEM)
+        self.tree = Tree()
+        self.usage = namespaces.Usage(row.quota_bytes)
+        self.contents = contents
+        self.table = table
+        self.kernel = kernel
+        self._barrier = barrier
+        self.inos = inos
+        self.views: list[View] = []
+        self.live = False
+        self._max_nodes = max_nodes
+        self._reader = Reader(contents, self._fetch)
+        self._loading: dict[Node, trio.Event] = {}
+        self._touched: dict[str, int] = {}
+        root = self.tree.root
+        root.mode, root.uid, root.gid = row.mode, row.uid, row.gid
+        root.mtime_ns = root.ctime_ns = row.mtime_ns
+
+    async def barrier(self) -> None:
+        """Return when what was committed before is in the mirror. While announcements are not live the
+        mirror keeps nothing, so there is nothing to wait for."""
+        if self.live:
+            try:
+                await self._barrier()
+            except Unavailable:
+                _log.info("namespace.barrier_lost", agent=self.agent_id)
+
+    # -- Metadata ----------------------------------------------------------------------------------
+
+    async def load(self, directory: Node) -> None:
+        """Make a directory's children complete. One query; callers at once share it.
+
+        The directory may be moved or deleted while the query is under way: the listing brings its own
+        row along, and another row than the one meant is asked for again.
+        """
+        attempts = 0
+        while not directory.loaded:
+            if directory.gone:
+                return
+            if (event := self._loading.get(directory)) is not None:
+                await event.wait()
+                continue
+            attempts += 1
+            if attempts > _ATTEMPTS:
+                raise StaleVersion("the directory is being moved about", path=directory.path)
+            event = self._loading[directory] = trio.Event()
+            directory.touched = set()
+            path = directory.path
+            try:
+                listing = await files.load_directory(self.db, self.scope, path)
+                own = listing.directory
+                if directory.path == path and (own is None or own.id == directory.id):
+                    for entry in listing.entries:
+                        target = listing.targets.get(entry.id)
+                        if target is not None:
+                            self.contents.put(entry.id, entry.version, target)
+                    self.tree.fill(directory, listing.entries)
+                    telemetry.counters.cache_misses["directory"] += 1
+                    if not self.live:
+                        self.tree.distrust(directory)
+                    self.tree.shrink(self._max_nodes)
+                    return
+                await self.barrier()
+            except NotFound:
+                await self.barrier()
+                if not directory.gone and directory.path == path:
+                    raise
+            finally:
+                directory.touched = None
+                del self._loading[directory]
+                event.set()
+
+    async def child(self, directory: Node, name: str) -> Node | None:
+        """The committed or uncommitted node at a name. Awaits only when the directory is not loaded."""
+        if not directory.loaded:
+            found = directory.children.get(name)
+            if found is not None and found.pins and self.live:
+                return found
+            await self.load(directory)
+        else:
+            self.tree.use(directory)
+        return directory.children.get(name)
+
+    # -- Contents ----------------------------------------------------------------------------------
+
+    async def content(self, node: Node) -> tuple[int, bytes]:
+        """The newest version and its content. Raises NotFound for a node that is gone."""
+        for _ in range(_ATTEMPTS):
+            if node.gone or not node.committed:
+                break
+            content = self.contents.get(node.id, node.version)
+            if content is not None:
+                return node.version, content
+            found = await self._reader.fetch(node)
+            if found is not None and found[0] == node.version:
+                return found
+            # The row is ahead of the mirror: its announcement is on the way.
+            await self.barrier()
+            if found is not None and found[0] > node.version:
+                # Announced to nobody (a row changed before LISTEN was back): take it as it is.
+                row = await files.stat(self.db, self.scope, node.path)
+                if row.id == node.id and node.parent is not None:
+                    self.tree.merge(row, node.parent, node.name)
+        raise NotFound(path=node.path)
+
+    async def content_at(self, node: Node, version: int) -> bytes | None:
+        """The content of one version of a lineage; None when it is not kept."""
+        content = self.contents.get(node.id, version)
+        if content is None and not node.gone and node.version == version:
+            current, newest = await self.content(node)
+            if current == version:
+                return newest
+        if content is None:
+            try:
+                content = await versions.read_version(self.db, self.scope, node.path, version, node.id)
+            except NotFound:
+                return None
+        return content
+
+    async def _fetch(self, ids: list[str]) -> dict[str, tuple[int, bytes]]:
+        return await files.read(self.db, self.scope, ids)
+
+    # -- Renames -----------------------------------------------------------------------------------
+
+    def apply_rename(
+        self, source: Node, directory: Node, name: str, target: Node | None, row: NodeRow, *, exchange: bool
+    ) -> bool:
+        """Take a rename into the mirror. `row` is what is at the new name now. Returns whether the source
+        took over the target's lineage.
+
+        The source's incarnation keeps its inode; what it replaced becomes an orphan, whose handles read
+        the version that they opened.
+        """
+        if exchange:
+            if target is not None and source.parent is not None:
+                old_parent, old_name = source.parent, source.name
+                self.tree.send_away(source, row.path)
+                self.tree.attach(target, old_parent, old_name)
+                target.ctime_ns = max(target.ctime_ns, row.ctime_ns)
+            self.tree.attach(source, directory, name)
+            source.ctime_ns = max(source.ctime_ns, row.ctime_ns)
+            return False
+        taken_over = row.id != source.id
+        before = source.version
+        displaced = self.tree.attach(source, directory, name)
+        if displaced is not None and displaced.kind is Kind.DIR:
+            self.tree.bury(displaced.id, displaced.version)
+        if not taken_over:
+            source.ctime_ns = max(source.ctime_ns, row.ctime_ns)
+            return False
+        content = self.contents.get(source.id, before)
+        self.tree.bury(source.id, before + 1)
+        self.tree.rekey(source, row.id)
+        source.update(row)
+        if content is not None:
+            self.contents.put(row.id, row.version, content)
+        for inode in self.inodes_of(source):
+            if inode.kernel_version == before:
+                inode.kernel_version = row.version
+            if inode.buffer is not None and not inode.buffer.uncommitted:
+                inode.buffer = None
+            for handle in inode.handles:
+                if handle.version == before:
+                    handle.version = row.version
+        return True
+
+    # -- What a change makes void ------------------------------------------------------------------
+
+    def content_changed(self, node: Node, by: object = None) -> None:
+        """Drop attributes and pages in every session but the one that wrote them."""
+        for view in self.views:
+            if view is not by:
+                inode = self.table.known(view, node.ino)
+                if inode is not None and inode.node is node:
+                    self.kernel.invalidate_inode(inode.kino)
+
+    def attrs_changed(self, node: Node, by: object = None) -> None:
+        for view in self.views:
+            if view is not by:
+                inode = self.table.known(view, node.ino)
+                if inode is not None and inode.node is node:
+                    self.kernel.invalidate_inode(inode.kino, attr_only=True)
+
+    def entry_changed(self, parent: Node, name: str, by: object = None, deleted: Node | None = None) -> None:
+        """Drop a name, and a remembered absence of it."""
+        for view in self.views:
+            if view is by:
+                continue
+            directory = self.table.known(view, parent.ino)
+            if directory is None or directory.node is not parent:
+                continue
+            gone = self.table.known(view, deleted.ino) if deleted is not None else None
+            self.kernel.invalidate_entry(directory.kino, name, 0 if gone is None else gone.kino)
+
+    def orphaned(self, node: Node) -> None:
+        """A node lost its name elsewhere; its link count is 0 now."""
+        self.attrs_changed(node)
+
+    # -- Directory times ---------------------------------------------------------------------------
+
+    def directory_changed(self, directory: Node, *, store: bool = True) -> None:
+        """An entry came or went: the directory's mtime is now. Stored later and together (see
+        `namespaces.touch_directories`); `store` is off for what other daemons did."""
+        directory.mtime_ns = directory.ctime_ns = max(now_ns(), directory.mtime_ns)
+        if store:
+            self._touched[directory.id] = directory.mtime_ns
+
+    def directory_times_set(self, directory: Node) -> None:
+        """Someone set the times on purpose, which no pending touch may undo."""
+        self._touched.pop(directory.id, None)
+
+    async def store_times(self) -> None:
+        """Write the pending directory times."""
+        touched, self._touched = self._touched, {}
+        root = touched.pop("", None)
+        try:
+            if touched:
+                await namespaces.touch_directories(self.db, self.tenant_id, self.agent_id, touched)
+            if root is not None:
+                await namespaces.set_root_attrs(self.db, self.scope, Attrs(mtime_ns=root))
+        except FsError:
+            for node_id, mtime_ns in touched.items():
+                self._touched.setdefault(node_id, mtime_ns)
+            raise
+
+    # -- Sessions ----------------------------------------------------------------------------------
+
+    def inodes_of(self, node: Node) -> list[Inode]:
+        """The inodes of a node in all sessions."""
+        found = (self.table.known(view, node.ino) for view in self.views)
+        return [inode for inode in found if inode is not None and inode.node is node]
+
+    def known_inodes(self) -> list[Inode]:
+        return [inode for inode in self.table.inodes.values() if inode.owner in self.views]
+
+
+class Inos:
+    """A stock of incarnation numbers, taken from the sequence a thousand at a time."""
+
+    def __init__(self, db: Database, tenant_id: str) -> None:
+        self._db = db
+        self._tenant_id = tenant_id
+        self._stock: list[int] = []
+        self._lock = trio.Lock()
+
+    async def next(self) -> int:
+        """Awaits once in a thousand calls."""
+        while not self._stock:
+            async with self._lock:
+                if not self._stock:
+                    numbers = await files.reserve_inos(self._db, self._tenant_id, _INO_BATCH)
+                    self._stock = numbers[::-1]
+        return self._stock.pop()

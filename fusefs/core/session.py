@@ -1,0 +1,147 @@
+"""What one session has seen, vacated and been refused.
+
+Decided here and only here: whether a session may replace a file (the first of the three checks of
+DESIGN section 6), when a create goes on with a deleted lineage, and how a refusal is told once.
+
+Threading: one trio thread; no method awaits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+from fusefs import telemetry
+from fusefs.core.tree import Node
+from fusefs.rules.config import Settings, VersionCheck
+from fusefs.rules.errors import FsError, StaleVersion, outcome
+from fusefs.rules.scope import Scope
+
+_SEEN_LINEAGES = 100_000
+_REFUSALS = 200
+_VACATED_S = 10.0
+_SAME_REFUSAL_S = 1.0
+
+_log = telemetry.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Vacated:
+    """A path that this session deleted: its lineage, the version that the delete took, the newest
+    version that the session had seen, and when (monotonic s)."""
+
+    id: str
+    version: int
+    seen: int | None
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One refused operation, for `.fusefs/errors`."""
+
+    at_s: float
+    op: str
+    path: str
+    reason: str
+    hint: str
+
+    def line(self) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.at_s))
+        path = self.path.encode("unicode_escape").decode("ascii")
+        return f"{stamp} {self.op} {path}: {self.reason}." + (f" {self.hint}" if self.hint else "")
+
+
+class Session:
+    """One session of one agent, as one daemon knows it.
+
+    Args:
+        resumed_ns: when the session began, if it was known before this daemon opened it; None: new.
+            A resumed session has seen nothing, so what others changed since it began must be read.
+    """
+
+    def __init__(self, scope: Scope, settings: Settings, resumed_ns: int | None) -> None:
+        self.scope = scope
+        self.settings = settings
+        self._resumed_ns = resumed_ns
+        self._seen: OrderedDict[str, int] = OrderedDict()
+        self._vacated: OrderedDict[str, Vacated] = OrderedDict()
+        self.refusals: deque[Refusal] = deque(maxlen=_REFUSALS)
+        self._refused_at: dict[tuple[str, str, str], float] = {}
+
+    # -- Seen --------------------------------------------------------------------------------------
+
+    def saw(self, node_id: str, version: int) -> None:
+        """The session opened this version for reading, was served it, or wrote it."""
+        seen = self._seen
+        known = seen.get(node_id)
+        if known is None or known < version:
+            seen[node_id] = version
+            if known is None and len(seen) > _SEEN_LINEAGES:
+                seen.popitem(last=False)
+
+    def seen(self, node_id: str) -> int | None:
+        return self._seen.get(node_id)
+
+    def check_replace(self, node: Node) -> None:
+        """Refuse to replace a file of which the session saw only an older version. Raises StaleVersion."""
+        if self.settings.version_check is VersionCheck.OPEN or not node.committed:
+            return
+        seen = self._seen.get(node.id)
+        if seen is not None:
+            if seen < node.version:
+                raise StaleVersion(path=node.path, expected=seen, actual=node.version)
+            return
+        if node.session == self.scope.session or node.size == 0:
+            return
+        if self.settings.require_read:
+            raise StaleVersion("this session has not read it; read it before you replace it", path=node.path)
+        if self._resumed_ns is not None and node.ctime_ns > self._resumed_ns:
+            raise StaleVersion(
+                "changed by others since this session began; read it before you replace it", path=node.path
+            )
+
+    # -- Vacated -----------------------------------------------------------------------------------
+
+    def vacate(self, path: str, node_id: str, version: int) -> None:
+        """Note that the session deleted the lineage at a path; `version` is what the delete took."""
+        self._vacated[path] = Vacated(node_id, version, self._seen.get(node_id), time.monotonic())
+        self._vacated.move_to_end(path)
+        while len(self._vacated) > 1000:
+            self._vacated.popitem(last=False)
+
+    def revives(self, path: str) -> Vacated | None:
+        """The lineage that a create at this path goes on with: git and others unlink, then create.
+
+        Raises StaleVersion where the session deleted a version that it had not seen.
+        """
+        vacated = self._vacated.get(path)
+        if vacated is None:
+            return None
+        if time.monotonic() - vacated.at_s > _VACATED_S:
+            del self._vacated[path]
+            return None
+        last = vacated.version - 1
+        if self.settings.version_check is VersionCheck.SEEN and vacated.seen is not None and vacated.seen < last:
+            raise StaleVersion(path=path, expected=vacated.seen, actual=last)
+        return vacated
+
+    def occupied(self, path: str) -> None:
+        """Something is at the path again."""
+        self._vacated.pop(path, None)
+
+    # -- Refusals ----------------------------------------------------------------------------------
+
+    def refuse(self, op: str, path: str, error: FsError) -> None:
+        """Tell a refusal in `.fusefs/errors` and the log, once: the VFS repeats an ESTALE (measured)."""
+        key = (op, path, error.message)
+        now = time.time()
+        if now - self._refused_at.get(key, 0.0) < _SAME_REFUSAL_S:
+            return
+        if len(self._refused_at) > _REFUSALS:
+            self._refused_at.clear()
+        self._refused_at[key] = now
+        told = outcome(error)
+        self.refusals.append(Refusal(now, op, path, error.message, told.hint))
+        _log.info("fs.refused", **self.scope.log_context(), op=op, path=path, reason=told.error_type)

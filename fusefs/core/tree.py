@@ -1,0 +1,296 @@
+"""The mirror of one namespace's metadata: nodes, and the directories that are loaded.
+
+Decided here and only here: which node is at a path as far as this daemon knows, and how rows and
+announcements that arrive out of step are merged. A row or an announcement never takes a lineage back
+to an older version, and never brings a deleted one back.
+
+Threading: one trio thread. No method awaits, so each is atomic; the loading of directories, which
+awaits, is in `namespace.py`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from fusefs.rules.model import Kind, NodeRow
+
+ROOT_INO = 1
+UNCOMMITTED = -1
+"""`Node.version` of a file that exists in this mount only, until its first commit."""
+_TOMBSTONES = 20_000
+
+
+class Node:
+    """One incarnation of a file, directory, symlink, FIFO or socket.
+
+    `parent` None: the root, an orphan (`gone`), or a directory moved to where nothing is loaded
+    (`where` holds its path). `loaded`: `children` is complete; otherwise it holds only what is pinned.
+    `touched` collects the lineages that change while the directory is being loaded. `owner` is the
+    session that made an uncommitted file; others do not see it. `pins` counts what keeps the node in
+    memory: the kernel's inodes and open handles.
+    """
+
+    __slots__ = (
+        "atime_ns",
+        "children",
+        "ctime_ns",
+        "generation",
+        "gid",
+        "gone",
+        "id",
+        "ino",
+        "kind",
+        "loaded",
+        "mode",
+        "mtime_ns",
+        "name",
+        "owner",
+        "parent",
+        "pins",
+        "session",
+        "size",
+        "touched",
+        "uid",
+        "version",
+        "where",
+    )
+
+    def __init__(self, node_id: str, kind: Kind, ino: int, name: str, parent: Node | None) -> None:
+        self.id = node_id
+        self.kind = kind
+        self.ino = ino
+        self.name = name
+        self.parent = parent
+        self.version = UNCOMMITTED
+        self.size = 0
+        self.mode = 0
+        self.uid: int | None = None
+        self.gid: int | None = None
+        self.mtime_ns = 0
+        self.ctime_ns = 0
+        self.atime_ns: int | None = None
+        self.session = ""
+        self.children: dict[str, Node] = {}
+        self.loaded = False
+        self.touched: set[str] | None = None
+        self.owner: object | None = None
+        self.gone = False
+        self.where: str | None = None
+        self.pins = 0
+        self.generation = secrets.randbits(32)
+
+    @property
+    def path(self) -> str:
+        """The absolute path, as far as this daemon knows."""
+        parts: list[str] = []
+        node = self
+        while node.parent is not None:
+            parts.append(node.name)
+            node = node.parent
+        base = node.where or ""
+        if not parts:
+            return base or "/"
+        parts.append(base)
+        return "/".join(reversed(parts))
+
+    @property
+    def committed(self) -> bool:
+        return self.version != UNCOMMITTED
+
+    def update(self, row: NodeRow) -> None:
+        """Take the metadata of a row that is not older."""
+        self.id = row.id
+        self.version = row.version
+        self.size = row.size
+        self.mode = row.mode
+        self.uid = row.uid
+        self.gid = row.gid
+        if row.kind is not Kind.DIR or row.mtime_ns > self.mtime_ns:
+            self.mtime_ns = row.mtime_ns
+        self.ctime_ns = row.ctime_ns
+        self.session = row.session
+
+    def walk(self) -> Iterator[Node]:
+        """This node and every loaded one below it."""
+        stack = [self]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+
+class Tree:
+    """All known nodes of one namespace."""
+
+    def __init__(self) -> None:
+        self.root = Node("", Kind.DIR, ROOT_INO, "", None)
+        self.root.version = 1
+        self.by_id: dict[str, Node] = {}
+        self._deleted: OrderedDict[str, int] = OrderedDict()
+        self._loaded: OrderedDict[Node, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def find(self, path: str) -> Node | None:
+        """The node at a path, as far as it is known; None says nothing about Postgres."""
+        node: Node | None = self.root
+        for part in path.split("/")[1:] if path != "/" else ():
+            if node is None:
+                return None
+            node = node.children.get(part)
+        return node
+
+    # -- Changing ----------------------------------------------------------------------------------
+
+    def attach(self, node: Node, parent: Node, name: str) -> Node | None:
+        """Put a node at a name, from wherever it was. Returns the node that it displaced, now an orphan."""
+        self._unlink(node)
+        displaced = parent.children.get(name)
+        node.parent, node.name, node.where = parent, name, None
+        parent.children[name] = node
+        if parent.touched is not None:
+            parent.touched.add(node.id)
+        if displaced is None or displaced is node:
+            return None
+        displaced.where, displaced.parent = displaced.path, None
+        self._orphan(displaced)
+        return displaced
+
+    def add(self, node: Node, parent: Node, name: str) -> Node | None:
+        """Attach a new node and index it."""
+        displaced = self.attach(node, parent, name)
+        self.by_id[node.id] = node
+        return displaced
+
+    def rekey(self, node: Node, node_id: str) -> None:
+        """Give an incarnation another lineage: it replaced that lineage's content by rename."""
+        if self.by_id.get(node.id) is node:
+            del self.by_id[node.id]
+        node.id = node_id
+        self.by_id[node_id] = node
+
+    def detach(self, node: Node, version: int | None = None) -> None:
+        """Remove a node from its directory: it is an orphan from now on.
+
+        `version` is the number that its deletion took, where known.
+        """
+        where = node.path
+        self._unlink(node)
+        node.where, node.parent = where, None
+        self._orphan(node)
+        if version is not None:
+            self.bury(node.id, version)
+
+    def send_away(self, node: Node, path: str) -> None:
+        """Move a node to a path whose directory is not known here. It stays whole for those who hold it."""
+        self._unlink(node)
+        node.parent, node.where = None, path
+
+    def _unlink(self, node: Node) -> None:
+        parent = node.parent
+        if parent is not None and parent.children.get(node.name) is node:
+            del parent.children[node.name]
+            if parent.touched is not None:
+                parent.touched.add(node.id)
+
+    def _orphan(self, node: Node) -> None:
+        for each in node.walk():
+            each.gone = True
+            if self.by_id.get(each.id) is each:
+                del self.by_id[each.id]
+            self._loaded.pop(each, None)
+
+    def bury(self, node_id: str, version: int) -> None:
+        """Remember that a lineage was deleted, so that a row or an announcement still under way cannot
+        bring it back."""
+        if self._deleted.get(node_id, -1) < version:
+            self._deleted[node_id] = version
+            self._deleted.move_to_end(node_id)
+            while len(self._deleted) > _TOMBSTONES:
+                self._deleted.popitem(last=False)
+
+    def is_buried(self, node_id: str, version: int) -> bool:
+        """Whether this state of a lineage is from before its deletion."""
+        return self._deleted.get(node_id, -1) > version
+
+    def merge(self, row: NodeRow, parent: Node, name: str) -> Node | None:
+        """Bring a committed row into a directory. Returns its node, or None when the row is out of date.
+
+        A node of the same lineage and incarnation is updated unless it is newer. A new incarnation (a
+        rename over it elsewhere) displaces the old node, which becomes an orphan.
+        """
+        if self.is_buried(row.id, row.version):
+            return None
+        node = self.by_id.get(row.id)
+        if node is not None and node.ino != row.ino:
+            if row.version < node.version:
+                return None
+            self.detach(node)
+            node = None
+        if node is None:
+            node = Node(row.id, row.kind, row.ino, name, None)
+            node.update(row)
+            self.add(node, parent, name)
+        elif row.version > node.version or (row.version == node.version and row.ctime_ns >= node.ctime_ns):
+            node.update(row)
+            if node.parent is not parent or node.name != name:
+                self.attach(node, parent, name)
+        return node
+
+    def fill(self, directory: Node, rows: list[NodeRow]) -> None:
+        """Take the result of loading a directory. What changed while it was on its way stays."""
+        touched = directory.touched or set()
+        names = set()
+        for row in rows:
+            name = row.path.rpartition("/")[2]
+            names.add(name)
+            present = directory.children.get(name)
+            if row.id not in touched and (present is None or present.committed):
+                self.merge(row, directory, name)
+        for name, node in list(directory.children.items()):
+            if name not in names and node.committed and node.id not in touched:
+                self.detach(node)
+        self.trust(directory)
+
+    # -- Forgetting --------------------------------------------------------------------------------
+
+    def use(self, directory: Node) -> None:
+        """Note that a loaded directory was used, for eviction."""
+        if directory in self._loaded:
+            self._loaded.move_to_end(directory)
+
+    def trust(self, directory: Node) -> None:
+        """Take a directory for complete: it was loaded, or has just been made."""
+        directory.loaded = True
+        self._loaded[directory] = None
+        self._loaded.move_to_end(directory)
+
+    def distrust(self, directory: Node) -> None:
+        """Take a directory for incomplete, without forgetting anything."""
+        directory.loaded = False
+        self._loaded.pop(directory, None)
+
+    def unload(self) -> None:
+        """Take no directory for complete any more. Identities that the kernel or a handle knows stay."""
+        for directory in list(self._loaded):
+            self._forget(directory)
+
+    def shrink(self, limit: int) -> None:
+        """Forget the directories used longest ago until at most `limit` nodes are known, or all that is
+        left is pinned."""
+        for directory in list(self._loaded):
+            if len(self.by_id) <= limit:
+                return
+            self._forget(directory)
+
+    def _forget(self, directory: Node) -> None:
+        directory.loaded = False
+        self._loaded.pop(directory, None)
+        for name, node in list(directory.children.items()):
+            if node.committed and not node.pins and not node.children:
+                del directory.children[name]
+                if self.by_id.get(node.id) is node:
+                    del self.by_id[node.id]

@@ -1,0 +1,598 @@
+"""One session's view of a namespace: names, attributes, and the operations on them.
+
+Decided here and only here: which entries a session sees, what each operation does to the mirror and
+the kernel's caches after Postgres agreed, and how a change that met a moved or vanished directory is
+tried again. Contents are in `io.py`.
+
+Threading: one trio thread. The kernel holds the directory's lock over each change to a name, so two
+changes of one name in one session do not overlap; other sessions' do.
+"""
+
+from __future__ import annotations
+
+import os
+import stat as stat_bits
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from fusefs.core.filesystem import Caller, Filesystem, Opened, SetAttr, Space, now_ns
+from fusefs.core.inodes import Handle, Inode, InodeTable, Stat
+from fusefs.core.io import FileIo
+from fusefs.core.namespace import Namespace, View
+from fusefs.core.session import Session
+from fusefs.core.tree import Node
+from fusefs.rules import paths
+from fusefs.rules.config import Consistency
+from fusefs.rules.errors import (
+    Exists,
+    FsError,
+    IsADirectory,
+    NotADirectory,
+    NotEmpty,
+    NotFound,
+    NotPermitted,
+    PathTooLong,
+    StaleVersion,
+)
+from fusefs.rules.model import Attrs, Kind, NodeRow
+from fusefs.rules.paths import Op
+from fusefs.store import files, namespaces
+
+T = TypeVar("T")
+_UNLIMITED = 1 << 40
+_ABSENT_NAMES = 10_000
+
+
+class SessionFs(View):
+    """The file system that one session sees.
+
+    Args:
+        index: places the session's inodes in the kernel's number space; 0 for a mount of one session.
+        control: answers for `/.fusefs`; None where there is none.
+    """
+
+    def __init__(self, table: InodeTable, ns: Namespace, session: Session, index: int) -> None:
+        super().__init__(table)
+        self.index = index
+        self.ns = ns
+        self.session = session
+        self.scope = session.scope
+        self.settings = session.settings
+        self.io = FileIo(ns, session, table, self._name_lost)
+        self.io.owner = self
+        self.control: Filesystem | None = None
+        self.control_root: Inode | None = None
+        self._limits = session.settings.limits
+        self._strict = session.settings.consistency is Consistency.STRICT
+        self.absent_names: set[str] = set()
+        ns.views.append(self)
+        self.root = table.obtain(self, ns.tree.root)
+        self.root.lookups = 1
+
+    def close(self) -> None:
+        """The session's mount has gone."""
+        self.ns.views.remove(self)
+
+    # -- Looking -----------------------------------------------------------------------------------
+
+    def stat(self, inode: Inode) -> Stat:
+        node, buffer, settings = inode.node, inode.buffer, self.settings
+        mode, uid, gid, size, mtime_ns = node.mode, node.uid, node.gid, node.size, node.mtime_ns
+        if buffer is not None and buffer.uncommitted:
+            size = len(buffer.data) if buffer.whole else size + len(buffer.data)
+            mtime_ns = buffer.mtime_ns or mtime_ns
+            attrs = buffer.attrs
+            mode = mode if attrs.mode is None else attrs.mode
+            uid = uid if attrs.uid is None else attrs.uid
+            gid = gid if attrs.gid is None else attrs.gid
+        elif node.gone and inode.pinned is not None:
+            size = len(inode.pinned)
+        timeout_s = 0.0 if self._strict or not self.ns.live else settings.kernel_timeout_s
+        return Stat(
+            inode.kino,
+            node.generation,
+            mode | node.kind.mode_type,
+            0 if node.gone else 1,
+            settings.uid if uid is None else uid,
+            settings.gid if gid is None else gid,
+            size,
+            mtime_ns,
+            max(node.ctime_ns, mtime_ns),
+            mtime_ns if node.atime_ns is None else node.atime_ns,
+            timeout_s,
+            timeout_s,
+        )
+
+    def _visible(self, node: Node) -> bool:
+        """Another session's uncommitted file, and its machine-written ones, do not exist here."""
+        if node.owner is not None and node.owner is not self:
+            return False
+        parent = node.parent
+        if parent is None or parent.parent is not self.root.node or "/" + parent.name not in paths.MACHINE_WRITTEN:
+            return True
+        return paths.visible(self.scope, node.path)
+
+    async def lookup(self, parent: Inode, name: str) -> Inode | None:
+        if name == paths.CONTROL_NAME and parent is self.root and self.control_root is not None:
+            return self.control_root
+        node = await self._child(parent, name)
+        if node is None:
+            if parent is self.root and len(self.absent_names) < _ABSENT_NAMES:
+                self.absent_names.add(name)
+            return None
+        return self.table.obtain(self, node)
+
+    async def _child(self, parent: Inode, name: str) -> Node | None:
+        """The visible node at a name. Raises NotADirectory, PathTooLong."""
+        directory = parent.node
+        if directory.kind is not Kind.DIR:
+            raise NotADirectory
+        if len(name) * 4 > self._limits.max_name_bytes and len(name.encode()) > self._limits.max_name_bytes:
+            raise PathTooLong("the name is too long", path=name)
+        if self._strict:
+            await self.ns.barrier()
+        node = await self.ns.child(directory, name)
+        if node is None or not self._visible(node):
+            return None
+        return node
+
+    def negative_timeout_s(self, parent: Inode) -> float:
+        full = parent is self.root and len(self.absent_names) >= _ABSENT_NAMES
+        return 0.0 if self._strict or full or not self.ns.live else self.settings.kernel_timeout_s
+
+    async def list_names(self, inode: Inode) -> list[str]:
+        directory = inode.node
+        if self._strict:
+            await self.ns.barrier()
+        await self.ns.load(directory)
+        return [name for name, node in directory.children.items() if self._visible(node)]
+
+    async def entry(self, parent: Inode, name: str) -> Inode | None:
+        node = parent.node.children.get(name)
+        if node is None or not self._visible(node):
+            return None
+        return self.table.obtain(self, node)
+
+    async def readlink(self, inode: Inode) -> bytes:
+        return await self.io.current(inode)
+
+    # -- Attributes --------------------------------------------------------------------------------
+
+    async def setattr(self, inode: Inode, change: SetAttr, handle: Handle | None, caller: Caller) -> None:
+        node = inode.node
+        try:
+            if not node.gone:
+                paths.check(self.scope, Op.CREATE if handle is not None and handle.created else Op.SETATTR, node.path)
+            if change.size is not None:
+                await self.io.truncate(inode, change.size, handle)
+            if change.atime_ns is not None:
+                node.atime_ns = change.atime_ns
+            attrs = Attrs(
+                None if change.mode is None else stat_bits.S_IMODE(change.mode),
+                change.uid,
+                change.gid,
+                change.mtime_ns,
+            )
+            if attrs != Attrs():
+                await self._set_attrs(inode, attrs)
+        except FsError as error:
+            self._refused("setattr", node.path, error)
+            raise
+
+    async def _set_attrs(self, inode: Inode, attrs: Attrs) -> None:
+        """Attributes ride along with the commit that is due anyway, else are stored at once."""
+        node, buffer = inode.node, inode.buffer
+        if buffer is not None and buffer.uncommitted and not node.gone:
+            held = buffer.attrs
+            buffer.attrs = Attrs(
+                held.mode if attrs.mode is None else attrs.mode,
+                held.uid if attrs.uid is None else attrs.uid,
+                held.gid if attrs.gid is None else attrs.gid,
+            )
+            if attrs.mtime_ns is not None:
+                buffer.mtime_ns = attrs.mtime_ns
+            return
+        if node is self.ns.tree.root:
+            await namespaces.set_root_attrs(self.ns.db, self.scope, attrs)
+            node.ctime_ns = now_ns()
+        elif not node.gone:
+            node.ctime_ns = await files.set_attrs(self.ns.db, self.scope, node.path, node.id, attrs)
+        if attrs.mode is not None:
+            node.mode = attrs.mode
+        node.uid = node.uid if attrs.uid is None else attrs.uid
+        node.gid = node.gid if attrs.gid is None else attrs.gid
+        if attrs.mtime_ns is not None:
+            node.mtime_ns = attrs.mtime_ns
+            if node.kind is Kind.DIR:
+                self.ns.directory_times_set(node)
+        self.ns.attrs_changed(node, by=self)
+
+    # -- New names ---------------------------------------------------------------------------------
+
+    async def create(self, parent: Inode, name: str, mode: int, flags: int, caller: Caller) -> tuple[Inode, Opened]:
+        """open(2) with O_CREAT of a name that the kernel does not know. With O_EXCL the name is claimed
+        in Postgres before the answer; without, the file is this mount's alone until its first commit."""
+        path = self._new_path(parent, name)
+        try:
+            node = await self._child(parent, name)
+            if node is not None:
+                if flags & os.O_EXCL:
+                    raise Exists(path=path)
+                inode = self.table.obtain(self, node)
+                return inode, await self.io.open(inode, flags)
+            paths.check(self.scope, Op.CREATE, path)
+            await self._settle_foreign(parent.node, name)
+            if flags & os.O_EXCL:
+                node = await self._claim(parent, name, Kind.FILE, mode, caller, handle=None)
+                expected: int | None = node.version
+            else:
+                node = await self._uncommitted(parent, name, path, mode, caller)
+                expected = None
+        except FsError as error:
+            self._refused("create", path, error)
+            raise
+        inode = self.table.obtain(self, node)
+        return inode, self.io.opened_new(inode, flags, expected)
+
+    async def _settle_foreign(self, directory: Node, name: str) -> None:
+        """Another session of this daemon has an uncommitted file at the name: it is committed first, so
+        that both meet in Postgres like sessions of different daemons."""
+        node = directory.children.get(name)
+        if node is None or node.committed:
+            return
+        for inode in self.ns.inodes_of(node):
+            owner = inode.owner
+            if isinstance(owner, SessionFs) and owner is not self:
+                for handle in list(inode.handles):
+                    if handle.writable:
+                        await owner.io.commit(inode, handle)
+                        return
+
+    async def _uncommitted(self, parent: Inode, name: str, path: str, mode: int, caller: Caller) -> Node:
+        revived = self.session.revives(path)
+        ino = await self.ns.inos.next()
+        node = Node(files.new_id() if revived is None else revived.id, Kind.FILE, ino, name, None)
+        node.mode = stat_bits.S_IMODE(mode)
+        node.uid, node.gid = self._owner_ids(parent.node, caller)
+        node.mtime_ns = node.ctime_ns = now_ns()
+        node.owner = self
+        node.session = self.scope.session
+        self.ns.tree.add(node, parent.node, name)
+        parent.node.mtime_ns = parent.node.ctime_ns = node.mtime_ns
+        return node
+
+    async def _claim(
+        self, parent: Inode, name: str, kind: Kind, mode: int, caller: Caller, *, handle: int | None
+    ) -> Node:
+        path = self._new_path(parent, name)
+        revived = self.session.revives(path) if kind is Kind.FILE else None
+        ino = await self.ns.inos.next()
+        uid, gid = self._owner_ids(parent.node, caller)
+        if kind is Kind.DIR and parent.node.mode & stat_bits.S_ISGID:
+            mode |= stat_bits.S_ISGID
+        attrs = Attrs(stat_bits.S_IMODE(mode), uid, gid, now_ns())
+
+        async def claim() -> NodeRow:
+            at = self._new_path(parent, name)
+            return await files.claim(
+                self.ns.db,
+                self.scope,
+                self._limits,
+                at,
+                kind,
+                ino=ino,
+                attrs=attrs,
+                handle=handle,
+                revive=None if revived is None else revived.id,
+            )
+
+        row = await self._in_directory(parent.node, claim)
+        # Whoever gets a lock file reads what its last holder wrote.
+        await self.ns.barrier()
+        return self._take_new(parent.node, name, path, row)
+
+    def _take_new(self, directory: Node, name: str, path: str, row: NodeRow) -> Node:
+        node = self.ns.tree.merge(row, directory, name)
+        if node is None:
+            raise StaleVersion("deleted by others at once", path=path)
+        if node.kind is Kind.DIR and self.ns.live:
+            self.ns.tree.trust(node)
+        self.session.occupied(path)
+        self.ns.usage.add(1, row.size)
+        self.ns.directory_changed(directory)
+        self.ns.entry_changed(directory, name, by=self)
+        return node
+
+    async def mkdir(self, parent: Inode, name: str, mode: int, caller: Caller) -> Inode:
+        path = self._new_path(parent, name)
+        try:
+            if await self._child(parent, name) is not None:
+                raise Exists(path=path)
+            node = await self._claim(parent, name, Kind.DIR, mode, caller, handle=None)
+        except FsError as error:
+            self._refused("mkdir", path, error)
+            raise
+        return self.table.obtain(self, node)
+
+    async def mknod(self, parent: Inode, name: str, kind: Kind, mode: int, caller: Caller) -> Inode:
+        return await self._special(parent, name, kind, mode, b"", caller)
+
+    async def symlink(self, parent: Inode, name: str, target: bytes, caller: Caller) -> Inode:
+        return await self._special(parent, name, Kind.SYMLINK, 0o777, target, caller)
+
+    async def _special(
+        self, parent: Inode, name: str, kind: Kind, mode: int, content: bytes, caller: Caller
+    ) -> Inode:
+        """A node that is whole at once: a symlink, FIFO, socket, or mknod's regular file."""
+        path = self._new_path(parent, name)
+        try:
+            if await self._child(parent, name) is not None:
+                raise Exists(path=path)
+            ino = await self.ns.inos.next()
+            uid, gid = self._owner_ids(parent.node, caller)
+            attrs = Attrs(stat_bits.S_IMODE(mode), uid, gid, now_ns())
+            node_id = files.new_id()
+
+            async def create() -> NodeRow:
+                at = self._new_path(parent, name)
+                try:
+                    done = await files.create(
+                        self.ns.db, self.scope, self._limits, at, content,
+                        ino=ino, node_id=node_id, kind=kind, attrs=attrs,
+                    )  # fmt: skip
+                except StaleVersion:
+                    raise Exists(path=at) from None
+                return NodeRow(
+                    done.id, at, kind, ino, done.version, done.size, attrs.mode or 0, uid, gid,
+                    done.mtime_ns, done.ctime_ns, self.scope.session,
+                )  # fmt: skip
+
+            row = await self._in_directory(parent.node, create)
+            self.ns.contents.put(row.id, row.version, content)
+            node = self._take_new(parent.node, name, path, row)
+        except FsError as error:
+            self._refused("create", path, error)
+            raise
+        return self.table.obtain(self, node)
+
+    # -- Names that go or move ---------------------------------------------------------------------
+
+    async def unlink(self, parent: Inode, name: str) -> None:
+        """unlink(2). Always allowed: the content stays in the history."""
+        await self._remove(parent, name, directory=False)
+
+    async def rmdir(self, parent: Inode, name: str) -> None:
+        await self._remove(parent, name, directory=True)
+
+    async def _remove(self, parent: Inode, name: str, *, directory: bool) -> None:
+        path = paths.join(parent.node.path, name)
+        try:
+            node = await self._child(parent, name)
+            if node is None:
+                raise NotFound(path=path)
+            if directory and node.kind is not Kind.DIR:
+                raise NotADirectory(path=path)
+            if not directory and node.kind is Kind.DIR:
+                raise IsADirectory(path=path)
+            paths.check(self.scope, Op.DELETE, path)
+            await self._remove_node(parent.node, name, path, node)
+        except FsError as error:
+            self._refused("rmdir" if directory else "unlink", path, error)
+            raise
+
+    async def _remove_node(self, directory: Node, name: str, path: str, node: Node) -> None:
+        inodes = self.ns.inodes_of(node)
+        for inode in inodes:
+            await self.io.pin(inode)
+            if not node.committed:
+                # A commit may be under way; after it there is a row to delete.
+                async with inode.lock:
+                    pass
+        if any(not child.committed for child in node.children.values()):
+            raise NotEmpty(path=path)
+        if node.committed:
+            version = await self._delete_row(directory, name, path, node)
+            if version is None:
+                return
+            self.ns.usage.add(-1, -node.size)
+            self.session.vacate(path, node.id, version)
+            self.ns.tree.detach(node, version)
+        else:
+            self.ns.tree.detach(node)
+        self.ns.directory_changed(directory)
+        self.ns.entry_changed(directory, name, by=self, deleted=node)
+        self.ns.attrs_changed(node, by=self)
+
+    async def _delete_row(self, directory: Node, name: str, path: str, node: Node) -> int | None:
+        """Delete the row; None where the node went while we asked."""
+        try:
+            return await files.delete(self.ns.db, self.scope, path, node.id)
+        except NotFound:
+            await self.ns.barrier()
+            now = directory.children.get(name)
+            if now is None or now is node:
+                if now is node:
+                    self.ns.tree.detach(node)
+                raise
+            # Replaced by others since we looked: that one has the name now.
+            await self._remove_node(directory, name, path, now)
+            return None
+
+    async def rename(self, parent: Inode, name: str, new_parent: Inode, new_name: str, mode: str) -> None:
+        """rename(2). Over a file it is checked like a write of that file (the first check)."""
+        source_path = paths.join(parent.node.path, name)
+        path = self._new_path(new_parent, new_name)
+        try:
+            for each in (source_path, path):
+                paths.check(self.scope, Op.RENAME, each)
+            source = await self._child(parent, name)
+            if source is None:
+                raise NotFound(path=source_path)
+            await self._commit_uncommitted(source)
+            await self._settle_foreign(new_parent.node, new_name)
+            target = await self._child(new_parent, new_name)
+            if target is source:
+                return
+            await self._rename(parent.node, source, new_parent.node, new_name, target, mode)
+        except FsError as error:
+            self._refused("rename", path, error)
+            raise
+
+    async def _commit_uncommitted(self, node: Node) -> None:
+        """Unflushed bytes of the source are committed before it moves (the rename publishes them)."""
+        for inode in self.ns.inodes_of(node):
+            owner = inode.owner
+            buffer = inode.buffer
+            if buffer is None or not buffer.uncommitted or not isinstance(owner, SessionFs):
+                continue
+            if owner is self or not node.committed:
+                writer = next(iter(inode.writers), None) or Handle(inode, os.O_RDWR)
+                await owner.io.commit(inode, writer)
+
+    async def _rename(
+        self, directory: Node, source: Node, new_directory: Node, new_name: str, target: Node | None, mode: str
+    ) -> None:
+        expected: int | None = None
+        if target is not None and mode == "":
+            for inode in self.ns.inodes_of(target):
+                await self.io.pin(inode)
+            if not target.committed:
+                # It was never anywhere but here.
+                self.ns.tree.detach(target)
+                target = None
+            elif target.kind is not Kind.DIR and source.kind is not Kind.DIR:
+                self.session.check_replace(target)
+                expected = self.session.seen(target.id)
+                expected = target.version if expected is None else expected
+        tries = 0
+        while True:
+            try:
+                row = await files.rename(
+                    self.ns.db,
+                    self.scope,
+                    self._limits,
+                    (source.id, source.path),
+                    (None if target is None else target.id, paths.join(new_directory.path, new_name)),
+                    expected=expected,
+                    mode=mode,
+                )
+                break
+            except NotFound:
+                tries += 1
+                before = source.path, new_directory.path
+                await self.ns.barrier()
+                if tries > 1 or source.gone or new_directory.gone or before == (source.path, new_directory.path):
+                    raise
+        self._renamed(directory, source, new_directory, new_name, target, row, mode)
+
+    def _renamed(
+        self,
+        directory: Node,
+        source: Node,
+        new_directory: Node,
+        new_name: str,
+        target: Node | None,
+        row: NodeRow,
+        mode: str,
+    ) -> None:
+        ns, old_name = self.ns, source.name
+        replaced = target is not None and mode == ""
+        moved = ns.apply_rename(source, new_directory, new_name, target, row, exchange=mode == "exchange")
+        if replaced and target is not None:
+            ns.usage.add(-1, -target.size)
+            if moved:
+                self.session.saw(row.id, row.version)
+        ns.directory_changed(directory)
+        ns.directory_changed(new_directory)
+        ns.entry_changed(directory, old_name, by=self)
+        ns.entry_changed(new_directory, new_name, by=self)
+
+    # -- The rest ----------------------------------------------------------------------------------
+
+    async def open(self, inode: Inode, flags: int) -> Opened:
+        try:
+            return await self.io.open(inode, flags)
+        except FsError as error:
+            self._refused("open", inode.node.path, error)
+            raise
+
+    async def read(self, handle: Handle, offset: int, size: int) -> bytes:
+        return await self.io.read(handle, offset, size)
+
+    async def write(self, handle: Handle, offset: int, data: bytes) -> int:
+        return await self.io.write(handle, offset, data)
+
+    async def flush(self, handle: Handle) -> None:
+        await self.io.flush(handle)
+
+    async def fsync(self, handle: Handle) -> None:
+        await self.io.fsync(handle)
+
+    async def release(self, handle: Handle) -> None:
+        if handle.inode.node.kind is Kind.DIR:
+            self.table.close(handle)
+        else:
+            await self.io.release(handle)
+
+    def space(self) -> Space:
+        usage = self.ns.usage
+        total = _UNLIMITED if usage.quota_bytes is None else usage.quota_bytes
+        free = max(total - usage.bytes, 0)
+        return Space(total, free, 1 << 32, (1 << 32) - usage.files)
+
+    async def commit_all(self) -> None:
+        """Commit every buffer, as far as possible; what fails is told by the log and the conflicts."""
+        for inode in [inode for inode in self.table.inodes.values() if inode.owner is self]:
+            if inode.buffer is not None and inode.buffer.uncommitted:
+                writer = next(iter(inode.writers), None) or Handle(inode, os.O_RDWR)
+                try:
+                    await self.io.commit(inode, writer)
+                except FsError as error:
+                    self._refused("commit", inode.node.path, error)
+
+    def _new_path(self, parent: Inode, name: str) -> str:
+        paths.check_name(name, self._limits)
+        path = paths.join(parent.node.path, name)
+        paths.check_path(path, self._limits)
+        if parent.node.gone:
+            raise NotFound(path=path)
+        return path
+
+    async def _in_directory(self, directory: Node, change: Callable[[], Awaitable[T]]) -> T:
+        """Make a change in a directory; once more where others moved the directory meanwhile."""
+        path = directory.path
+        try:
+            return await change()
+        except NotFound:
+            await self.ns.barrier()
+            if directory.gone or directory.path == path:
+                raise
+            return await change()
+
+    def _owner_ids(self, directory: Node, caller: Caller) -> tuple[int | None, int | None]:
+        """Owner of a new node; None, "whoever mounts", where that is who makes it."""
+        gid: int | None = None if caller.gid == self.settings.gid else caller.gid
+        if directory.mode & stat_bits.S_ISGID:
+            gid = directory.gid
+        return (None if caller.uid == self.settings.uid else caller.uid), gid
+
+    async def _name_lost(self, node: Node) -> None:
+        """An uncommitted file met another one at its name: it is an orphan, the other has the name."""
+        parent, name = node.parent, node.name
+        if parent is None:
+            return
+        path = node.path
+        self.ns.tree.detach(node)
+        try:
+            row = await files.stat(self.ns.db, self.scope, path)
+        except NotFound:
+            row = None
+        if row is not None:
+            self.ns.tree.merge(row, parent, name)
+        self.ns.entry_changed(parent, name)
+
+    def _refused(self, op: str, path: str, error: FsError) -> None:
+        """Tell the session why, where the errno alone does not."""
+        if not isinstance(error, NotFound | Exists | NotADirectory | IsADirectory | NotEmpty | NotPermitted):
+            self.session.refuse(op, path, error)
+

@@ -1,0 +1,170 @@
+"""The daemon of one mount: what is started, in which order, and how it ends (layer 7).
+
+Decided here and only here: the order of start (Postgres, announcements, core, kernel, then "ready")
+and of stop (kernel requests, buffers, sessions, unmount).
+
+Threading: one trio nursery; the kernel's caches are told by threads of `fuse.notify`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import pyfuse3
+import trio
+
+from fusefs import telemetry
+from fusefs.core.filesystem import Filesystem
+from fusefs.core.mounted import Mounted
+from fusefs.db import migrate
+from fusefs.db.listen import Listener
+from fusefs.db.pool import Database, open_database
+from fusefs.fuse.notify import KernelCaches
+from fusefs.fuse.operations import Operations
+from fusefs.rules.config import Settings
+from fusefs.rules.errors import BadScope, MountFailed
+from fusefs.rules.scope import Principal, Scope, new_session
+from fusefs.store import tenants
+
+_MAX_TASKS = 10_000
+"""pyfuse3's default of 99 lets handlers that wait for Postgres stop look-ups that need nothing (measured: 7 s)."""
+
+_log = telemetry.get_logger()
+
+
+class Layout(Enum):
+    """What the mount point shows; see DESIGN section 5."""
+
+    AGENT = "agent"
+    HOST = "host"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class MountSpec:
+    """What to mount, as the command line says it. Tenant and agent are slugs or UUIDs."""
+
+    mountpoint: str
+    dsn: str
+    layout: Layout
+    tenant: str | None
+    agent: str | None
+    session: str | None
+    create: bool
+    principal: Principal
+    settings: Settings
+    allow_other: bool
+    foreground: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a mount turned out to be. `connection` is its number under /sys/fs/fuse/connections."""
+
+    session: str | None
+    tenant_id: str | None
+    agent_id: str | None
+    connection: int
+
+
+async def serve(spec: MountSpec, on_ready: Callable[[Ready], None]) -> None:
+    """Mount, and serve until unmounted or told to stop by SIGTERM or SIGINT.
+
+    Raises Unavailable, SchemaMismatch, UnknownScope or MountFailed before `on_ready`; afterwards only a
+    fault of ours, and then the mount point stays: an empty directory in its place would look like
+    "nothing there".
+    """
+    try:
+        await _serve(spec, on_ready)
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        raise error from None
+
+
+async def _serve(spec: MountSpec, on_ready: Callable[[Ready], None]) -> None:
+    origin = uuid.uuid4().hex[:12]
+    async with open_database(spec.dsn, origin=origin, write_timeout_s=spec.settings.write_timeout_s) as db:
+        await migrate.require_current_on(db)
+        caches = KernelCaches()
+        mounted = Mounted(db, caches, spec.settings, origin)
+        listener = mounted.listener = Listener(
+            spec.dsn, origin=origin, on_notify=mounted.on_notify, on_lost=mounted.on_lost, on_live=mounted.on_live
+        )
+        async with trio.open_nursery() as nursery:
+            await nursery.start(listener.run)
+            root, ready_scope = await _root(spec, db, mounted)
+            _mount(spec, mounted, root)
+            caches.start()
+            clean = False
+            try:
+                async with trio.open_nursery() as serving:
+                    serving.start_soon(_stop_on_signal)
+                    serving.start_soon(mounted.keep_times)
+                    serving.start_soon(_announce_ready, spec, ready_scope, on_ready)
+                    await pyfuse3.main(max_tasks=_MAX_TASKS)
+                    serving.cancel_scope.cancel()
+                clean = True
+            finally:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + 2 * spec.settings.write_timeout_s):
+                    await mounted.close()
+                caches.stop()
+                pyfuse3.close(unmount=clean)
+                _log.info("daemon.stopped", clean=clean)
+            nursery.cancel_scope.cancel()
+
+
+async def _root(spec: MountSpec, db: Database, mounted: Mounted) -> tuple[Filesystem, Scope | None]:
+    """What the mount shows at its root."""
+    if spec.tenant is None or spec.agent is None:
+        raise BadScope("name a tenant and an agent")
+    if spec.create:
+        # The daemon's role may not make tenants: the login's own role does.
+        async with open_database(spec.dsn, origin=mounted.origin, size=1, role=None) as admin:
+            agent = await tenants.ensure(admin, spec.tenant, spec.agent)
+    else:
+        tenant = await tenants.find_tenant(db, spec.tenant)
+        agent = await tenants.find_agent(db, tenant.id, spec.agent)
+    scope = Scope(agent.tenant_id, agent.id, spec.session or new_session(), spec.principal)
+    return await mounted.open_session(scope, index=0), scope
+
+
+def _mount(spec: MountSpec, mounted: Mounted, root: Filesystem) -> None:
+    options = {"default_permissions", "fsname=fusefs", "subtype=fusefs"}
+    if spec.allow_other:
+        options.add("allow_other")
+    if spec.settings.read_only:
+        options.add("ro")
+    operations = Operations(mounted.table, root, xattr=spec.settings.xattr)
+    try:
+        pyfuse3.init(operations, spec.mountpoint, options)
+    except RuntimeError as error:
+        raise MountFailed(
+            f"the kernel refused to mount {spec.mountpoint}", hint="The lines above say why (libfuse)."
+        ) from error
+
+
+async def _announce_ready(spec: MountSpec, scope: Scope | None, on_ready: Callable[[Ready], None]) -> None:
+    """The first answer of the mount proves that it serves."""
+    stat = await trio.to_thread.run_sync(os.stat, spec.mountpoint)
+    on_ready(
+        Ready(
+            None if scope is None else scope.session,
+            None if scope is None else scope.tenant_id,
+            None if scope is None else scope.agent_id,
+            os.minor(stat.st_dev),
+        )
+    )
+
+
+async def _stop_on_signal() -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            _log.info("daemon.stopping")
+            pyfuse3.terminate()

@@ -1,0 +1,80 @@
+"""Telling the kernel to drop what it caches, from threads of its own.
+
+Decided here and only here: which thread makes which call. invalidate_inode waits for READs in flight
+and writes dirty mmap pages back through us; invalidate_entry waits for the directory's lock. Called on
+the trio thread each froze the daemon beyond kill -9 (measured), so only the attribute form, which
+waits for nothing, may be called there. Calls for one inode keep their order.
+
+Threading: `invalidate_*` are called on the trio thread and never wait; the workers call the kernel.
+"""
+
+from __future__ import annotations
+
+import errno
+import queue
+import threading
+from collections.abc import Callable
+
+import pyfuse3
+
+from fusefs import telemetry
+
+_THREADS = 4
+_EXPECTED = (errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENOTCONN, errno.EBADF, errno.ENODEV, errno.EBUSY)
+"""The kernel does not know the inode or name, a mount point is below it, or the mount is going."""
+
+_log = telemetry.get_logger()
+_Call = tuple[Callable[..., None], tuple[object, ...]]
+
+
+class KernelCaches:
+    """Implements `core.inodes.Kernel` for one mount."""
+
+    def __init__(self) -> None:
+        self._queues: list[queue.SimpleQueue[_Call | None]] = [queue.SimpleQueue() for _ in range(_THREADS)]
+        self._threads = [
+            threading.Thread(target=self._work, args=(calls,), name=f"fusefs-notify-{n}", daemon=True)
+            for n, calls in enumerate(self._queues)
+        ]
+        self._started = False
+
+    def start(self) -> None:
+        """Begin to work; before the mount is up there is nothing to tell."""
+        self._started = True
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Let the workers end after what is queued. They are daemon threads: one that waits for the
+        kernel does not hold up the end of the process."""
+        self._started = False
+        for calls in self._queues:
+            calls.put(None)
+
+    @property
+    def pending(self) -> int:
+        return sum(calls.qsize() for calls in self._queues)
+
+    def invalidate_inode(self, kino: int, *, attr_only: bool = False) -> None:
+        self._put(kino, pyfuse3.invalidate_inode, (kino, attr_only))
+
+    def invalidate_attr_now(self, kino: int) -> None:
+        self._call(pyfuse3.invalidate_inode, (kino, True))
+
+    def invalidate_entry(self, parent: int, name: str, deleted: int = 0) -> None:
+        self._put(parent, pyfuse3.invalidate_entry, (parent, name.encode(), deleted))
+
+    def _put(self, key: int, call: Callable[..., None], args: tuple[object, ...]) -> None:
+        if self._started:
+            self._queues[key % _THREADS].put((call, args))
+
+    def _work(self, calls: queue.SimpleQueue[_Call | None]) -> None:
+        while (item := calls.get()) is not None:
+            self._call(*item)
+
+    def _call(self, call: Callable[..., None], args: tuple[object, ...]) -> None:
+        try:
+            call(*args)
+        except OSError as error:
+            if error.errno not in _EXPECTED:
+                _log.warning("fuse.invalidate_failed", error=errno.errorcode.get(error.errno or 0, "?"))
