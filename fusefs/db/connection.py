@@ -55,19 +55,19 @@ _CONNECTION_DEFAULTS = {
     "tcp_user_timeout": "20000",
 }
 
+# One round trip. pg_stat_get_activity, since the view pg_stat_activity takes 3 ms to plan on a fresh connection.
 _SET_UP = """
-select pg_backend_pid(), (extract(epoch from backend_start) * 1000000)::bigint,
-  current_setting('server_version_num')::int,
+select pid, (extract(epoch from backend_start) * 1000000)::bigint,
   set_config('fusefs.origin', %(origin)s, false), set_config('fusefs.tenant', '', false),
   set_config('jit', 'off', false), set_config('statement_timeout', %(timeout_ms)s, false),
   set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalives_interval', '5', false),
-  set_config('tcp_keepalives_count', '3', false)
-from pg_stat_activity where pid = pg_backend_pid()
+  set_config('tcp_keepalives_count', '3', false),
+  case when pg_has_role(session_user, to_regrole(%(role)s), %(how)s) then set_config('role', %(role)s, false) end
+from pg_stat_get_activity(pg_backend_pid())
 """
 # While a statement runs the server looks once a second whether we are still there: a cancelled statement
 # would hold its locks to its end otherwise. Refused where the server's system cannot look (not Linux).
 _LOOK_FOR_US = "select set_config('client_connection_check_interval', '1s', false)"
-_MAY_BECOME = "select 1 from pg_roles where rolname = %s and pg_has_role(session_user, oid, %s)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,23 +370,26 @@ class _Attempt:
             raise
 
     def _set_up(self, owner: psycopg.Connection[Row]) -> tuple[Backend, int]:
-        found = owner.execute(_SET_UP, {"origin": self._origin, "timeout_ms": self._statement_timeout_ms}).fetchone()
+        server_version = owner.info.server_version
+        values = {
+            "origin": self._origin,
+            "timeout_ms": self._statement_timeout_ms,
+            "role": self._role,
+            # Since Postgres 16 a member of a role may lack the right to become it.
+            "how": "SET" if server_version >= 160000 else "MEMBER",
+        }
+        found = owner.execute(_SET_UP, values).fetchone()
         if found is None:
-            raise Unavailable("Postgres does not show this connection in pg_stat_activity")
-        pid, started_us, server_version = found[:3]
+            raise Unavailable("Postgres does not know the backend of this connection")
         with contextlib.suppress(psycopg.errors.InvalidParameterValue):
             owner.execute(_LOOK_FOR_US)
-        if self._role is not None:
-            how = "SET" if server_version >= 160000 else "MEMBER"
-            if owner.execute(_MAY_BECOME, (self._role, how)).fetchone() is not None:
-                owner.execute("select set_config('role', %s, false)", (self._role,))
         pgconn = owner.pgconn
         prepared = pgconn.prepare(_SET_TENANT, b"select set_config('fusefs.tenant', $1, false)")
         if prepared.status != _COMMAND_OK:
             raise from_result(prepared)
         pgconn.nonblocking = 1
         pgconn.enter_pipeline_mode()
-        return Backend(pid, started_us), server_version
+        return Backend(*found[:2]), server_version
 
 
 def connect_sync(dsn: str, *, connect_timeout_s: int = 5) -> psycopg.Connection[Row]:
