@@ -445,6 +445,10 @@ class FileIo:
             elif not continuous:
                 inode.kernel_version = None
                 ns.kernel.invalidate_inode(inode.kino)
+        stored = buffer.attrs
+        node.mode = node.mode if stored.mode is None else stored.mode
+        node.uid = node.uid if stored.uid is None else stored.uid
+        node.gid = node.gid if stored.gid is None else stored.gid
         if not buffer.uncommitted:
             buffer.attrs = Attrs()
         buffer.expected = done.version
