@@ -30,12 +30,15 @@ from typing import Any
 
 import psycopg
 import pytest
+import trio
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from fusefs.db import embedded
+from fusefs.db.pool import open_database
 from fusefs.rules.errors import FsError
 from fusefs.rules.paths import RESERVED
+from fusefs.store import check
 
 SUITE_PREFIX = "fusefs-test-"
 MAX_FILE_BYTES = 16 * 1024 * 1024
@@ -171,7 +174,17 @@ def make_namespace(dsn: str, tenant: str | None = None, agent: str | None = None
 
 
 def audit(dsn: str) -> None:
-    """Fail when the stored files break an invariant."""
+    """Fail when the stored files of any namespace break an invariant."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        namespaces = conn.execute("SELECT tenant_id::text, agent_id::text FROM agent_namespaces").fetchall()
+    if namespaces:
+        findings = trio.run(_findings, dsn, namespaces)
+        assert not findings, "the stored files break an invariant:\n" + "\n".join(map(str, findings))
+
+
+async def _findings(dsn: str, namespaces: list[tuple[str, str]]) -> list[check.Finding]:
+    async with open_database(dsn, origin="audit", size=1) as db:
+        return [found for tenant_id, agent_id in namespaces for found in await check.check(db, tenant_id, agent_id)]
 
 
 # Mounts
@@ -190,9 +203,9 @@ def require_fuse() -> None:
         pytest.fail(f"{problem}; set FUSEFS_ALLOW_NO_FUSE=1 to skip the tests that mount")
 
 
-def _mount_table() -> Iterator[tuple[str, str]]:
-    """(device number, mount point) of every mount that this process sees."""
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+def mount_table(mountinfo: str | None = None) -> Iterator[tuple[str, str]]:
+    """(device number, mount point) of every mount that this process sees, or of the text given."""
+    for line in (mountinfo or Path("/proc/self/mountinfo").read_text()).splitlines():
         fields = line.split(" ")
         # Blank, tab, newline and backslash are octal escapes there.
         yield fields[2], re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields[4])
@@ -201,13 +214,13 @@ def _mount_table() -> Iterator[tuple[str, str]]:
 def mounts_under(path: Path) -> list[str]:
     """The mount points at or below `path`, the innermost first. Touches no mount, so it cannot hang."""
     prefix = os.path.realpath(path)
-    found = [point for _, point in _mount_table() if point == prefix or point.startswith(f"{prefix}/")]
+    found = [point for _, point in mount_table() if point == prefix or point.startswith(f"{prefix}/")]
     return found[::-1]
 
 
 def lazy_umount(mountpoint: str) -> None:
     """Take a mount away however its daemon is: abort the connection, then detach."""
-    for device, point in _mount_table():
+    for device, point in mount_table():
         abort = Path("/sys/fs/fuse/connections", device.partition(":")[2], "abort")
         if point == mountpoint:
             with contextlib.suppress(OSError):  # not ours to abort, or gone already: detaching still works
