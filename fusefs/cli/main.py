@@ -41,6 +41,10 @@ INTERRUPTED = 130
 """128 + SIGINT, as a shell says it."""
 
 
+BROKEN_PIPE = 141
+"""128 + SIGPIPE."""
+
+
 @dataclass(slots=True)
 class Run:
     """What one run of the program was asked to do about its own errors."""
@@ -98,10 +102,11 @@ def run(args: list[str]) -> int:
     except click.ClickException as exc:
         _complain(state, exc.format_message(), _usage_hint(exc), exc.exit_code)
         return exc.exit_code
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):
         # The reader of our output has gone (`| head`): that is its right. What is still buffered goes nowhere.
+        # click exits by itself in that case, and in no other here.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 128 + 13
+        return BROKEN_PIPE
     except BaseException as exc:  # noqa: BLE001  (the one place where every error ends)
         return _report(state, exc)
     return code if isinstance(code, int) else 0
@@ -111,8 +116,6 @@ def _report(state: Run, exc: BaseException) -> int:
     cause = _root_cause(exc)
     if isinstance(cause, KeyboardInterrupt):
         return INTERRUPTED
-    if isinstance(cause, (SystemExit, GeneratorExit)):
-        raise cause
     result = outcome(cause)
     hint = result.hint
     if not isinstance(cause, FsError):

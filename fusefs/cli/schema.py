@@ -52,7 +52,9 @@ def up(dsn: str | None, data_dir: str | None) -> None:
 
 @migrate.command()
 @options.database
-@options.option("--to", type=click.IntRange(0), required=True, help="The last migration to keep; 0 keeps none.")
+@options.option(
+    "--to", metavar="N", type=click.IntRange(0), required=True, help="The last migration to keep; 0 keeps none."
+)
 @options.yes
 def down(dsn: str | None, data_dir: str | None, to: int, yes: bool) -> None:
     """Take migrations back, the newest first. Deletes what they hold.

@@ -134,7 +134,7 @@ def _path(name: str) -> str:
             "the archive holds an absolute name", path=name, hint="Make it with relative names: `tar c -C DIR .`"
         )
     if ".." in name.split("/"):
-        raise BadPath("the archive holds a name with ..", path=name)
+        raise BadPath("the archive holds .. in a name", path=name)
     return "/" + name
 
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from fusefs.db.pool import Database
     from fusefs.store.tenants import Agent, Tenant, Usage
 
-quota = options.option("--quota", type=click.IntRange(-1), help="Largest size of all files, in bytes; -1: none.")
+quota = options.option("--quota", metavar="BYTES", type=click.IntRange(-1), help="Limit on all files; -1: none.")
 history_quota = options.option(
-    "--history-quota", type=click.IntRange(-1), help="Largest size of the history, in bytes; -1: none."
+    "--history-quota", metavar="BYTES", type=click.IntRange(-1), help="Limit on the history; -1: none."
 )
 
 

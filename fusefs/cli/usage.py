@@ -82,6 +82,7 @@ class Collected:
 @options.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @options.option(
     "--version-days",
+    metavar="DAYS",
     type=click.FloatRange(0),
     default=30.0,
     show_default=True,
@@ -89,6 +90,7 @@ class Collected:
 )
 @options.option(
     "--result-days",
+    metavar="DAYS",
     type=click.FloatRange(0),
     default=7.0,
     show_default=True,

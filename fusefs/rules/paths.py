@@ -126,10 +126,12 @@ def check(scope: Scope, op: Op, path: str) -> None:
     """
     if not visible(scope, path):
         raise NotFound(path=path)
-    if op is Op.READ or scope.principal is Principal.SYSTEM:
+    if op is Op.READ:
         return
-    if path == f"/{CONTROL_NAME}" or path.startswith(f"/{CONTROL_NAME}/"):
+    if is_within(path, f"/{CONTROL_NAME}"):
         raise Denied("/.fusefs belongs to the file system", path=path)
+    if scope.principal is Principal.SYSTEM:
+        return
     if is_reserved(path) and not scope.principal.administers:
         raise Denied(
             f"{'/'.join(path.split('/')[:2])} is reserved: its files go into later prompts",

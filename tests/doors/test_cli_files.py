@@ -1,0 +1,328 @@
+"""Versions, conflicts, export and import, on a real database."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import uuid
+from pathlib import Path
+
+import pytest
+
+from fusefs.cli import registry
+from fusefs.cli.registry import Record
+from tests import harness
+from tests.doors.command import Fusefs
+from tests.doors.test_cli_admin import put
+
+# Versions
+
+
+def listed(fusefs: Fusefs, path: str, agent: harness.Namespace) -> list[tuple[int, str, bool, bool]]:
+    found = fusefs("versions", path, "--agent", agent.agent, "--json").json
+    return [(one["version"], one["op"], one["readable"], one["current"]) for one in found]
+
+
+def test_versions_across_lineages(fusefs: Fusefs, agent: harness.Namespace) -> None:
+    put(agent, "/a", "one")
+    put(agent, "/a", "two")
+    agent.execute("delete from agent_files where path = '/a'")
+    put(agent, "/a", "three")
+    assert listed(fusefs, "/a", agent) == [
+        (1, "create", True, True),
+        (3, "delete", False, False),
+        (2, "write", True, False),
+        (1, "create", True, False),
+    ]
+    show = ("versions", "/a", "--agent", agent.agent, "--version")
+    assert fusefs(*show, "1").stdout == b"three"
+    assert fusefs(*show, "2").stdout == b"two"
+    lineage = fusefs("versions", "/a", "--agent", agent.agent, "--json").json[-1]["file_id"]
+    assert fusefs(*show, "1", "--lineage", lineage).stdout == b"one"
+    assert "there is no version 3" in fusefs.fails(3, *show, "3")
+    assert "current" in fusefs("versions", "/a", "--agent", agent.agent).text
+
+
+def test_versions_made_by_appends_are_prefixes(fusefs: Fusefs, agent: harness.Namespace) -> None:
+    put(agent, "/log", "ä1\n")
+    for line in ("2\n", "3\n"):
+        agent.execute(
+            "update agent_files set content = content || %s, write_op = 'append', write_id = gen_random_uuid()"
+            " where path = '/log'",
+            (line,),
+        )
+    put(agent, "/log", "new")
+    show = ("versions", "/log", "--agent", agent.agent, "--version")
+    contents = [fusefs(*show, str(version)).stdout.decode() for version in (1, 2, 3, 4)]
+    assert contents == ["ä1\n", "ä1\n2\n", "ä1\n2\n3\n", "new"]
+
+
+def test_binary_versions(fusefs: Fusefs, agent: harness.Namespace) -> None:
+    put(agent, "/b", "text")
+    agent.execute("update agent_files set content_bytes = %s where path = '/b'", (b"\0\xff",))
+    put(agent, "/b", "text again")
+    show = ("versions", "/b", "--agent", agent.agent, "--version")
+    assert [fusefs(*show, str(version)).stdout for version in (1, 2, 3)] == [b"text", b"\0\xff", b"text again"]
+
+
+def test_versions_of_a_path_that_never_was(fusefs: Fusefs, agent: harness.Namespace) -> None:
+    assert "/nope: No such file" in fusefs.fails(3, "versions", "/nope", "--agent", agent.agent)
+    assert "must be absolute" in fusefs.fails(9, "versions", "nope", "--agent", agent.agent)
+
+
+def test_another_sessions_history_is_not_there_for_an_agent(fusefs: Fusefs, agent: harness.Namespace) -> None:
+    path = "/large_tool_results/s-1/call"
+    put(agent, path, "result")
+    args = ("versions", path, "--agent", agent.agent, "--as", "agent", "--session")
+    assert fusefs(*args, "s-1").code == 0
+    assert "No such file" in fusefs.fails(3, *args, "s-2")
+
+
+def test_restore(fusefs: Fusefs, agent: harness.Namespace) -> None:
+    put(agent, "/a", "one")
+    put(agent, "/a", "two")
+    text = fusefs("restore", "/a", "--agent", agent.agent, "--version", "1").text
+    assert text == "restored /a from version 1: it is at version 3 now\n"
+    assert agent.execute("select content, version, updated_by from agent_files where path = '/a'") == [
+        ("one", 3, "owner")
+    ]
+    assert listed(fusefs, "/a", agent)[:2] == [(3, "restore", True, True), (2, "write", True, False)]
+
+
+def test_restore_of_a_deleted_tree(fusefs: Fusefs, agent: harness.Namespace) -> None:
+    put(agent, "/d/e/f", "precious")
+    for path in ("/d/e/f", "/d/e", "/d"):
+        agent.execute("delete from agent_files where path = %s", (path,))
+    (gone,) = fusefs("versions", "/", "--agent", agent.agent, "--deleted", "--json").json
+    assert (gone["path"], gone["version"], gone["readable"]) == ("/d/e/f", 1, True)
+    assert fusefs("versions", "/d", "--agent", agent.agent, "--deleted", "--json").json == [gone]
+    assert fusefs("versions", "/e", "--agent", agent.agent, "--deleted", "--json").json == []
+    fusefs("restore", "/d/e/f", "--agent", agent.agent, "--version", "1")
+    assert agent.execute("select content from agent_files where path = '/d/e/f'") == [("precious",)]
+    assert fusefs("versions", "/", "--agent", agent.agent, "--deleted", "--json").json == []
+
+
+def test_restore_obeys_the_policy_and_the_limit(fusefs: Fusefs, agent: harness.Namespace) -> None:
+    put(agent, "/memories/m", "1" * 2000)
+    put(agent, "/memories/m", "2")
+    args = ("restore", "/memories/m", "--agent", agent.agent, "--version", "1")
+    assert "reserved" in fusefs.fails(7, *args, "--as", "agent")
+    assert "the limit is 1000" in fusefs.fails(8, *args, "--max-file-bytes", "1000")
+    fusefs(*args, "--as", "admin")
+
+
+def test_paths_in_a_mounted_directory_name_their_agent(
+    fusefs: Fusefs, agent: harness.Namespace, pg: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(agent, "/d/a", "x")
+    monkeypatch.delenv("HANGO_FS_TENANT")
+    monkeypatch.delenv("HANGO_FS_AGENT")
+    monkeypatch.delenv("HANGO_FS_DSN")
+
+    def mounted(name: str, layout: str, tenant_id: str | None, agent_id: str | None) -> Path:
+        root = tmp_path / name
+        root.mkdir()
+        registry.write(
+            Record(str(root), 1, 0, 0, layout, None, None, tenant_id, agent_id, "s", pg, "2026-01-01T00:00:00", "")
+        )
+        return root
+
+    one = mounted("one", "agent", agent.tenant_id, agent.agent_id)
+    host = mounted("host", "host", None, None) / agent.tenant / agent.agent / "s-1"
+    everything = mounted("all", "all", None, None) / agent.tenant / agent.agent
+    of_tenant = mounted("tenant", "all", agent.tenant_id, None) / agent.agent
+    for root in (one, host, everything, of_tenant):
+        assert fusefs("versions", str(root / "d" / "a"), "--json").json[0]["path"] == "/d/a", root
+    monkeypatch.chdir(one)
+    assert fusefs("versions", "d/../d/a", "--version", "1").stdout == b"x"
+    assert "not inside a mounted directory" in fusefs.fails(9, "versions", str(tmp_path / "elsewhere"))
+    assert "not inside an agent's directory" in fusefs.fails(9, "versions", str(tmp_path / "host" / "x"))
+
+
+# Conflicts
+
+
+def conflict(agent: harness.Namespace, path: str, content: bytes) -> str:
+    made = str(uuid.uuid4())
+    agent.execute(
+        "insert into agent_file_conflicts (tenant_id, agent_id, id, path, expected_version, actual_version, op,"
+        " content, session, principal) values (%s, %s, %s, %s, 1, 2, 'write', %s, 's-1', 'agent')",
+        (agent.tenant_id, agent.agent_id, made, path, content),
+    )
+    return made
+
+
+def test_conflicts(fusefs: Fusefs, agent: harness.Namespace) -> None:
+    put(agent, "/a", "winner")
+    lost = conflict(agent, "/a", b"loser\xff")
+    other = conflict(agent, "/b/c", b"to a place that is gone")
+    assert {one["id"] for one in fusefs("conflicts", "list", "--json").json} == {lost, other}
+    assert [one["id"] for one in fusefs("conflicts", "list", "/a", "--agent", agent.agent, "--json").json] == [lost]
+    assert "/b/c" in fusefs("conflicts", "list").text
+    assert fusefs("conflicts", "show", lost).stdout == b"loser\xff"
+    assert "/a is at version 2 now" in fusefs("conflicts", "accept", lost).text
+    assert fusefs("versions", "/a", "--agent", agent.agent, "--version", "1").stdout == b"winner"
+    assert fusefs("versions", "/a", "--agent", agent.agent, "--version", "2").stdout == b"loser\xff"
+    fusefs("conflicts", "accept", other)
+    assert fusefs("conflicts", "list", "--json").json == []
+    for wrong in (lost, "nonsense"):
+        assert "there is no conflict" in fusefs.fails(3, "conflicts", "show", wrong)
+
+
+def test_dropping_a_conflict_asks(fusefs: Fusefs, agent: harness.Namespace) -> None:
+    lost = conflict(agent, "/a", b"12345")
+    assert "5 B" in fusefs.fails(2, "conflicts", "drop", lost)
+    assert fusefs("conflicts", "list", "--json").json
+    fusefs("conflicts", "drop", lost, "--yes")
+    assert fusefs("conflicts", "list", "--json").json == []
+
+
+def test_a_refused_accept_keeps_the_conflict(fusefs: Fusefs, agent: harness.Namespace) -> None:
+    lost = conflict(agent, "/skills/x", b"1")
+    assert "reserved" in fusefs.fails(7, "conflicts", "accept", lost, "--as", "agent")
+    assert fusefs("conflicts", "list", "--json").json
+
+
+# Export and import
+
+
+def archive(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for info, content in members:
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def member(name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "") -> bytes:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return archive((info, content))
+
+
+def test_a_namespace_survives_export_and_import(fusefs: Fusefs, agent: harness.Namespace, pg: str) -> None:
+    put(agent, "/d/ünï/团队.md", "text\n")
+    agent.execute(
+        "insert into agent_files (tenant_id, agent_id, path, content, content_bytes, kind, mode, uid, gid, mtime_ns)"
+        " values (%(t)s, %(a)s, '/bin', '', %(binary)s, 'file', 2541, 7, 8, 1700000000123456789),"
+        " (%(t)s, %(a)s, '/link', '../nowhere', null, 'symlink', 511, null, null, 5),"
+        " (%(t)s, %(a)s, '/fifo', '', null, 'fifo', 384, null, null, 1000000000),"
+        " (%(t)s, %(a)s, '/old', 'x', null, 'file', 420, null, null, -1)",
+        {"t": agent.tenant_id, "a": agent.agent_id, "binary": bytes(range(256))},
+    )
+    long_path = "/long/" + "/".join(["n" * 200] * 4)
+    put(agent, long_path, "deep")
+    tar = fusefs("export", agent.agent).stdout
+    other = harness.make_namespace(pg, agent.tenant)
+    done = fusefs("import", f"{agent.tenant}/{other.agent}", stdin=tar)
+    assert "imported" in done.stderr
+    state = (
+        "select path, content, content_bytes, kind, mode, uid, gid, mtime_ns, version from agent_files"
+        " where agent_id = %s and path not in ('/memories', '/skills') order by path"
+    )
+    first = [tuple(row) for row in agent.execute(state, (agent.agent_id,))]
+    assert [tuple(row) for row in agent.execute(state, (other.agent_id,))] == first
+    assert len(first) >= 10
+    again = fusefs("import", other.agent, stdin=tar)
+    assert "0 entries imported" in again.stderr
+    assert [tuple(row) for row in agent.execute(state, (other.agent_id,))] == first
+
+
+def test_a_socket_is_left_out_and_said(fusefs: Fusefs, agent: harness.Namespace) -> None:
+    agent.execute(
+        "insert into agent_files (tenant_id, agent_id, path, content, kind) values (%s, %s, '/s', '', 'socket')",
+        (agent.tenant_id, agent.agent_id),
+    )
+    done = fusefs("export", agent.agent)
+    assert "/s: a socket has no form in a tar archive" in done.stderr
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as tar:
+        assert tar.getnames() == ["memories", "skills"]
+
+
+def test_import_never_replaces_unasked(fusefs: Fusefs, agent: harness.Namespace) -> None:
+    put(agent, "/a", "mine")
+    tar = member("./a", b"theirs")
+    text = fusefs.fails(4, "import", agent.agent, stdin=tar)
+    assert "/a: it exists already" in text
+    assert "--replace" in text
+    assert agent.execute("select content from agent_files where path = '/a'") == [("mine",)]
+    fusefs("import", agent.agent, "--replace", stdin=tar)
+    assert agent.execute("select content, version from agent_files where path = '/a'") == [("theirs", 2)]
+    assert fusefs("versions", "/a", "--agent", agent.agent, "--version", "1").stdout == b"mine"
+
+
+def test_import_does_not_put_a_file_over_a_directory(fusefs: Fusefs, agent: harness.Namespace) -> None:
+    put(agent, "/d/a", "x")
+    assert "a dir is there" in fusefs.fails(4, "import", agent.agent, "--replace", stdin=member("d", b"x"))
+    assert "not a directory" in fusefs.fails(5, "import", agent.agent, stdin=member("d/a/b", b"x"))
+
+
+def test_hard_links_become_copies(fusefs: Fusefs, agent: harness.Namespace) -> None:
+    link = tarfile.TarInfo("b")
+    link.type, link.linkname = tarfile.LNKTYPE, "a"
+    fusefs("import", agent.agent, stdin=archive((tarfile.TarInfo("a"), b"same"), (link, b"")))
+    assert agent.execute("select path, content from agent_files where kind = 'file' order by path") == [
+        ("/a", "same"),
+        ("/b", "same"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tar", "code", "text"),
+    [
+        (member("/etc/passwd", b"x"), 9, "an absolute name"),
+        (member("a/../../b", b"x"), 9, ".. in a name"),
+        (member("link", kind=tarfile.LNKTYPE, link="../x"), 9, ".. in a name"),
+        (member("tty", kind=tarfile.CHRTYPE), 9, "it is a device"),
+        (member("disk", kind=tarfile.BLKTYPE), 9, "it is a device"),
+        (member("big", b"x" * 2_000_000), 8, "the limit is 1048576"),
+        (member("n" * 256, b"x"), 9, "the limit is 255"),
+        (member("a/" * 65 + "b", b"x"), 9, "the limit is 64"),
+        (member(".fusefs", b"x"), 7, "belongs to the file system"),
+        (member("bad\udcff", b"x"), 9, "not valid UTF-8"),
+        (b"", 2, "cannot be read"),
+        (b"no archive at all", 2, "cannot be read"),
+        (member("cut", b"x" * 5000)[:3000], 2, "cannot be read"),
+    ],
+)
+def test_import_refuses_what_does_not_fit(
+    bare_fusefs: Fusefs, module_pg: str, tar: bytes, code: int, text: str
+) -> None:
+    agent = harness.make_namespace(module_pg)
+    before = agent.execute("select count(*) from agent_files")
+    error = bare_fusefs.fails(code, "import", f"{agent.tenant}/{agent.agent}", "--dsn", module_pg, stdin=tar)
+    assert text in error
+    assert agent.execute("select count(*) from agent_files") == before
+
+
+def test_import_obeys_the_quota(fusefs: Fusefs, agent: harness.Namespace) -> None:
+    fusefs("agent", "quota", agent.agent, "--quota", "10")
+    fusefs("import", agent.agent, stdin=member("a", b"12345678"))
+    assert "the quota is 10" in fusefs.fails(8, "import", agent.agent, stdin=member("b", b"123"))
+    fusefs("import", agent.agent, "--replace", stdin=member("a", b"1234567890"))
+
+
+def test_import_keeps_every_sessions_files(fusefs: Fusefs, agent: harness.Namespace) -> None:
+    tar = archive(
+        (tarfile.TarInfo("large_tool_results/s-1/call"), b"1"),
+        (tarfile.TarInfo("conversation_history/s-2.md"), b"2"),
+        (tarfile.TarInfo("memories/m"), b"3"),
+    )
+    fusefs("import", agent.agent, stdin=tar)
+    with tarfile.open(fileobj=io.BytesIO(fusefs("export", agent.agent).stdout)) as exported:
+        names = exported.getnames()
+    assert {"large_tool_results/s-1/call", "conversation_history/s-2.md", "memories/m"} <= set(names)
+
+
+def test_an_agent_of_several_tenants_must_be_named_with_its_tenant(
+    fusefs: Fusefs, pg: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = harness.make_namespace(pg, agent="same")
+    harness.make_namespace(pg, agent="same")
+    text = fusefs.fails(2, "export", "same")
+    assert "2 tenants have an agent same" in text
+    assert "--tenant" in text
+    assert fusefs("export", f"{one.tenant}/same").code == 0
+    assert fusefs("export", one.agent_id).code == 0
+    assert "there is no agent nope" in fusefs.fails(3, "export", "nope")
