@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -74,9 +73,13 @@ class Relay:
         pair = (client, server)
         self._pairs.append(pair)
         answer_lost = [False]
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._pump, client, server, True, answer_lost, pair)
-            nursery.start_soon(self._pump, server, client, False, answer_lost, pair)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._pump, client, server, True, answer_lost, pair)
+                nursery.start_soon(self._pump, server, client, False, answer_lost, pair)
+        finally:
+            client.socket.close()
+            server.socket.close()
 
     async def _pump(
         self,
@@ -115,6 +118,4 @@ async def open_relay(dsn: str) -> AsyncIterator[Relay]:
         try:
             yield relay
         finally:
-            with trio.CancelScope(shield=True, deadline=math.inf):
-                relay.cut()
             nursery.cancel_scope.cancel()
