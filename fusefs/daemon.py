@@ -20,10 +20,12 @@ import trio
 
 from fusefs import telemetry
 from fusefs.core.filesystem import Filesystem
+from fusefs.core.layout import LayoutFs, Shape
 from fusefs.core.mounted import Mounted
 from fusefs.db import migrate
 from fusefs.db.listen import Listener
 from fusefs.db.pool import Database, open_database
+from fusefs.fuse.mounting import forbid_symlinks
 from fusefs.fuse.notify import KernelCaches
 from fusefs.fuse.operations import Operations
 from fusefs.rules.config import Settings
@@ -121,7 +123,12 @@ async def _serve(spec: MountSpec, on_ready: Callable[[Ready], None]) -> None:
 
 
 async def _root(spec: MountSpec, db: Database, mounted: Mounted) -> tuple[Filesystem, Scope | None]:
-    """What the mount shows at its root."""
+    """What the mount shows at its root, and the scope of a mount of one session."""
+    if spec.layout is not Layout.AGENT:
+        if spec.tenant is not None:
+            await tenants.find_tenant(db, spec.tenant)
+        shape = Shape(spec.layout is Layout.HOST, spec.principal, spec.tenant)
+        return LayoutFs(mounted, shape), None
     if spec.tenant is None or spec.agent is None:
         raise BadScope("name a tenant and an agent")
     if spec.create:
@@ -137,7 +144,7 @@ async def _root(spec: MountSpec, db: Database, mounted: Mounted) -> tuple[Filesy
 
 def _mount(spec: MountSpec, mounted: Mounted, root: Filesystem) -> None:
     options = {"default_permissions", "fsname=fusefs", "subtype=fusefs"}
-    if spec.allow_other:
+    if spec.allow_other or spec.layout is Layout.HOST:
         options.add("allow_other")
     if spec.settings.read_only:
         options.add("ro")
@@ -148,6 +155,8 @@ def _mount(spec: MountSpec, mounted: Mounted, root: Filesystem) -> None:
         raise MountFailed(
             f"the kernel refused to mount {spec.mountpoint}", hint="The lines above say why (libfuse)."
         ) from error
+    if spec.layout is not Layout.AGENT and os.geteuid() == 0:
+        forbid_symlinks(spec.mountpoint, read_only=spec.settings.read_only)
 
 
 async def _announce_ready(spec: MountSpec, scope: Scope | None, on_ready: Callable[[Ready], None]) -> None:

@@ -168,14 +168,19 @@ def _serve(state: Any, command: str, values: dict[str, Any]) -> None:
         state.log_path = values["log_file"] or str(registry.log_path(where))
     elif values["log_file"]:
         _log_to(Path(values["log_file"]))
+    # Open until the process ends: it is what keeps a second mount away.
+    registry.lock(where)
     spec = _spec(command, where, values)
+    _set_up_logging(debug=state.debug)
     noted: list[registry.Record] = []
 
     def on_ready(ready: Ready) -> None:
-        record = _record(spec, values, ready, state.log_path)
+        record = _record(spec, ready, state.log_path)
         registry.write(record)
         noted.append(record)
         background.report_ready(ready_fd, _ready_line(spec, ready))
+        # Closed by now: the number may soon belong to another file.
+        state.ready_fd = None
         systemd.notify("READY=1")
 
     import trio
@@ -186,8 +191,15 @@ def _serve(state: Any, command: str, values: dict[str, Any]) -> None:
         trio.run(serve, spec, on_ready)
     finally:
         systemd.notify("STOPPING=1")
-        for record in noted:
-            registry.remove(record)
+    # Not after an error: then the mount stays, and its record tells the next command how to clear it.
+    for record in noted:
+        registry.remove(record)
+
+
+def _set_up_logging(debug: bool) -> None:
+    from fusefs.telemetry import setup_logging
+
+    setup_logging(json_lines=True, level="debug" if debug else "info")
 
 
 def _log_to(path: Path) -> None:
@@ -208,7 +220,7 @@ def _ready_line(spec: MountSpec, ready: Ready) -> dict[str, Any]:
     }
 
 
-def _record(spec: MountSpec, values: dict[str, Any], ready: Ready, log_path: str) -> registry.Record:
+def _record(spec: MountSpec, ready: Ready, log_path: str) -> registry.Record:
     from fusefs.db.dsn import redact
 
     return registry.Record(

@@ -9,16 +9,22 @@ Threading: plain blocking calls; a record is replaced atomically.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import stat
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fusefs.cli import processes
 from fusefs.rules.errors import MountFailed
+
+
+LOCK_TIMEOUT_S = 10.0
+"""How long a daemon that has unmounted may take to end: it commits what is buffered, each write at most 5 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +71,13 @@ def directory() -> Path:
 
 
 def state_directory() -> Path:
-    """Where logs are kept: /var/log/fusefs for root, $XDG_STATE_HOME/fusefs or ~/.local/state/fusefs."""
+    """Where logs are kept: $XDG_STATE_HOME/fusefs, else /var/log/fusefs for root and ~/.local/state/fusefs."""
+    base = os.environ.get("XDG_STATE_HOME")
+    if base:
+        return Path(base, "fusefs")
     if os.geteuid() == 0:
         return Path("/var/log/fusefs")
-    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return Path(base, "fusefs")
+    return Path(os.path.expanduser("~"), ".local", "state", "fusefs")
 
 
 def log_path(mountpoint: str) -> Path:
@@ -86,6 +94,42 @@ def _file(mountpoint: str) -> Path:
     return directory() / f"{_key(mountpoint)}.json"
 
 
+def lock(mountpoint: str) -> int:
+    """Take a mount point for this process, for as long as the returned descriptor is open.
+
+    Two mounts on one directory would stack, and the first one's files vanish. A daemon that is ending there is
+    waited for. Raises MountFailed when another process keeps it, or the directory cannot be used.
+    """
+    try:
+        directory().mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(_file(mountpoint).with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        while not _try_lock(handle):
+            if time.monotonic() >= deadline:
+                os.close(handle)
+                hint = "Look at `fusefs status`, then try again."
+                raise MountFailed(f"another fusefs is mounting {mountpoint} or ending there", hint=hint)
+            time.sleep(0.05)
+    except OSError as exc:
+        raise _unusable(exc) from exc
+    return handle
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _unusable(exc: OSError) -> MountFailed:
+    return MountFailed(
+        f"cannot note the mount in {directory()} ({exc.strerror})",
+        hint="Set HANGO_FS_RUNTIME_DIR to a writable folder.",
+    )
+
+
 def write(record: Record) -> None:
     """Write or replace the record of a mount. Raises MountFailed when the directory cannot be used."""
     folder = directory()
@@ -96,9 +140,7 @@ def write(record: Record) -> None:
             json.dump(asdict(record), file)
         os.replace(temporary, _file(record.mountpoint))
     except OSError as exc:
-        raise MountFailed(
-            f"cannot note the mount in {folder} ({exc.strerror})", hint="Set HANGO_FS_RUNTIME_DIR to a writable folder."
-        ) from exc
+        raise _unusable(exc) from exc
 
 
 def find(mountpoint: str) -> Record | None:

@@ -46,7 +46,7 @@ class Buffer:
         self.pending = False
         self.committing: int | None = None
         self.flushes = 0
-        self.mtime_ns = 0
+        self.mtime_ns: int | None = None
         self.attrs = Attrs()
 
     @property

@@ -275,9 +275,12 @@ class FileIo:
 
     async def flush(self, handle: Handle) -> None:
         """close(2) of one descriptor. bash flushes before its first write, so a create or a truncation
-        with nothing written commits at the second flush only. Raises StaleVersion (the third check)."""
-        if handle.failed is not None:
+        with nothing written commits at the second flush only. Raises StaleVersion (the third check); a limit
+        that a write met was told by that write."""
+        if isinstance(handle.failed, StaleVersion):
             handle.check()
+        elif handle.failed is not None:
+            return
         buffer = handle.inode.buffer
         if buffer is None or not handle.writable:
             return
@@ -356,7 +359,8 @@ class FileIo:
 
     async def _store(self, inode: Inode, handle: Handle, buffer: Buffer, data: bytes) -> Commit:
         node, scope, ns = inode.node, self.session.scope, self.ns
-        attrs = Attrs(buffer.attrs.mode, buffer.attrs.uid, buffer.attrs.gid, buffer.mtime_ns or now_ns())
+        mtime_ns = now_ns() if buffer.mtime_ns is None else buffer.mtime_ns
+        attrs = Attrs(buffer.attrs.mode, buffer.attrs.uid, buffer.attrs.gid, mtime_ns)
         policy = Op.CREATE if handle.created else Op.WRITE
         if buffer.expected is None:
             return await self._create(inode, handle, buffer, data, attrs)

@@ -9,11 +9,14 @@ Threading: one trio thread.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Any
 
 import trio
 
-from fusefs import telemetry
+from fusefs import __version__, telemetry
 from fusefs.core.contents import Contents
+from fusefs.core.control import ControlFs
 from fusefs.core.follow import Follower
 from fusefs.core.inodes import InodeTable, Kernel
 from fusefs.core.namespace import Inos, Namespace
@@ -109,20 +112,48 @@ class Mounted:
             self._namespaces[tenant_id, agent_id] = ns
             return ns
 
-    async def open_session(self, scope: Scope, index: int | None = None) -> SessionFs:
+    async def open_session(
+        self, scope: Scope, index: int | None = None, on_forgotten: Callable[[SessionFs], None] | None = None
+    ) -> SessionFs:
         """A file system for one session of a namespace.
 
         Args:
             index: 0 for a mount that shows nothing but this session; else the next free one.
+            on_forgotten: called when the kernel knows nothing of it any more.
         """
         ns = await self.namespace(scope.tenant_id, scope.agent_id)
         resumed_ns = await namespaces.open_session(self.db, scope)
         if index is None:
             self._next_index += 1
             index = self._next_index
-        fs = SessionFs(self.table, ns, Session(scope, self.settings, resumed_ns), index)
+        fs = SessionFs(self.table, ns, Session(scope, self.settings, resumed_ns), index, on_forgotten)
+        fs.control_root = ControlFs(fs, self.status).root
         self.sessions.append(fs)
         return fs
+
+    def close_session(self, fs: SessionFs) -> None:
+        """Forget a session that the kernel knows nothing of; its buffers are committed by then, since a
+        handle would keep its inode. A session opened again has seen nothing (see `Session`)."""
+        fs.close()
+        self.sessions.remove(fs)
+
+    def status(self) -> dict[str, Any]:
+        """What `.fusefs/status` and `fusefs status` show of this daemon."""
+        assert self.listener is not None
+        return {
+            **telemetry.counters.snapshot(),
+            "version": __version__,
+            "live": self.listener.live,
+            "sessions": len(self.sessions),
+            "namespaces": len(self._namespaces),
+            "nodes": sum(len(ns.tree) for ns in self._namespaces.values()),
+            "inodes": len(self.table.inodes),
+            "handles": len(self.table.handles),
+            "content_cache_bytes": self.contents.bytes,
+            "trips": self.db.trips,
+            "listener_trips": self.listener.trips,
+            "pool": asdict(self.db.statistics()),
+        }
 
     # -- The background ----------------------------------------------------------------------------
 

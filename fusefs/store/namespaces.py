@@ -19,6 +19,7 @@ _OPEN_NAMESPACE = query("open_namespace")
 _MEASURE_USAGE = query("measure_usage")
 _OPEN_SESSION = query("open_session")
 _END_SESSION = query("end_session")
+_LIST_SESSIONS = query("list_sessions")
 _SET_ROOT_ATTRS = query("set_root_attrs")
 _TOUCH_DIRECTORIES = query("touch_directories")
 
@@ -54,6 +55,11 @@ async def open_session(db: Database, scope: Scope) -> int | None:
 
 async def end_session(db: Database, scope: Scope) -> None:
     await db.run(scope.tenant_id, _END_SESSION, scope.tenant_id, scope.agent_id, scope.session)
+
+
+async def list_sessions(db: Database, tenant_id: str, agent_id: str) -> list[str]:
+    """The sessions of an agent that have not ended."""
+    return [row[0] for row in await db.run(tenant_id, _LIST_SESSIONS, tenant_id, agent_id)]
 
 
 async def set_root_attrs(db: Database, scope: Scope, attrs: Attrs) -> None:

@@ -2,12 +2,17 @@
 -- it does, and one statement. $1 is the tenant and $2 the agent wherever a statement has them.
 
 -- name: load_directory
--- All entries of one directory; a symlink brings its target along.
+-- All entries of one directory, and its own row, which proves that it is still the one that was meant. A
+-- symlink brings its target along.
 select id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
   (extract(epoch from updated_at) * 1000000)::bigint * 1000 as ctime_ns, updated_session,
   case when kind = 'symlink' then content end as target,
   case when kind = 'symlink' then content_bytes end as target_bytes
-from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid and parent = $3;
+from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid and parent = $3
+union all
+select id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
+  (extract(epoch from updated_at) * 1000000)::bigint * 1000, updated_session, null, null
+from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid and path = $3;
 
 -- name: fetch_node
 -- One row's metadata by path.
@@ -137,6 +142,11 @@ from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid;
 insert into agent_sessions as s (tenant_id, agent_id, session, principal) values ($1::uuid, $2::uuid, $3, $4)
 on conflict (tenant_id, agent_id, session) do update set ended_at = null
 returning (extract(epoch from created_at) * 1000000)::bigint * 1000, xmax <> 0 as known;
+
+-- name: list_sessions
+-- The sessions of an agent that have not ended.
+select session from agent_sessions where tenant_id = $1::uuid and agent_id = $2::uuid and ended_at is null
+order by session;
 
 -- name: end_session
 -- Note that a session's mount has gone.

@@ -112,7 +112,7 @@ create table agent_files (
   mode int not null default 420 check (mode between 0 and 4095),
   uid int,
   gid int,
-  mtime_ns bigint not null default 0,
+  mtime_ns bigint not null default (extract(epoch from clock_timestamp()) * 1000000)::bigint * 1000,
   content_bytes bytea,
   updated_by text not null default 'sql:' || session_user,
   updated_session text not null default '',
@@ -288,9 +288,6 @@ begin
   else
     new.content := '';
     new.size_bytes := octet_length(new.content_bytes);
-  end if;
-  if new.mtime_ns = 0 then
-    new.mtime_ns := fusefs_now_ns_v1();
   end if;
   perform fusefs_lock_parent_v1(new.tenant_id, new.agent_id, new.path);
   return new;
@@ -510,6 +507,28 @@ begin
 end
 $$;
 
+-- Refuse a move that would make a path below it too long or too deep. Raises FS012.
+create function fusefs_check_depth_v1(
+  p_tenant uuid, p_agent uuid, p_kind text, p_from text, p_to text, p_max_path int, p_max_depth int
+) returns void language plpgsql as $$
+declare
+  v_longest int;
+  v_deepest int;
+begin
+  if p_kind <> 'dir' then
+    return;
+  end if;
+  select max(octet_length(path)), max(length(path) - length(replace(path, '/', ''))) into v_longest, v_deepest
+    from agent_files where tenant_id = p_tenant and agent_id = p_agent
+    and path >= p_from || '/' and path < p_from || '0';
+  if v_longest - octet_length(p_from) + octet_length(p_to) > p_max_path
+     or v_deepest - (length(p_from) - length(replace(p_from, '/', '')))
+        + (length(p_to) - length(replace(p_to, '/', ''))) > p_max_depth then
+    raise exception 'a path below would be too long or too deep' using errcode = 'FS012';
+  end if;
+end
+$$;
+
 -- rename(2) in all its forms, atomic, one announcement.
 --   p_source        lineage that must be at p_from
 --   p_target        lineage that the caller believes at p_to, null: none
@@ -517,7 +536,7 @@ $$;
 --   p_mode          '' | 'noreplace' | 'exchange'
 -- Replacing keeps the target's lineage and gives it the source's incarnation and content.
 -- Raises FS001 source or directory gone, FS002 noreplace, FS003/4/5 kinds, FS006 the target moved on,
--- FS010 into itself, FS009 never. Returns the row now at p_to.
+-- FS010 into itself, FS012 too deep. Returns the row now at p_to.
 create function fusefs_rename_v1(
   p_tenant uuid, p_agent uuid, p_source uuid, p_from text, p_to text, p_target uuid, p_expected int, p_mode text,
   p_by text, p_session text, p_write_id uuid, p_max_path int, p_max_depth int
@@ -526,8 +545,6 @@ declare
   s agent_files;
   d agent_files;
   v_replaced boolean;
-  v_longest int;
-  v_deepest int;
   v_spare text;
 begin
   perform set_config('fusefs.quiet', 'on', true), set_config('fusefs.by', p_by, true),
@@ -563,15 +580,9 @@ begin
   elsif not v_replaced and p_target is not null and p_expected is not null then
     raise exception 'deleted since you read it; read it again and retry' using errcode = 'FS006';
   end if;
-  if s.kind = 'dir' or (p_mode = 'exchange' and d.kind = 'dir') then
-    select max(octet_length(path)), max(length(path) - length(replace(path, '/', ''))) into v_longest, v_deepest
-      from agent_files where tenant_id = p_tenant and agent_id = p_agent
-      and path >= p_from || '/' and path < p_from || '0';
-    if v_longest - octet_length(p_from) + octet_length(p_to) > p_max_path
-       or v_deepest - (length(p_from) - length(replace(p_from, '/', '')))
-          + (length(p_to) - length(replace(p_to, '/', ''))) > p_max_depth then
-      raise exception 'a path below would be too long or too deep' using errcode = 'FS012';
-    end if;
+  perform fusefs_check_depth_v1(p_tenant, p_agent, s.kind, p_from, p_to, p_max_path, p_max_depth);
+  if p_mode = 'exchange' then
+    perform fusefs_check_depth_v1(p_tenant, p_agent, d.kind, p_to, p_from, p_max_path, p_max_depth);
   end if;
 
   if p_mode = 'exchange' then
