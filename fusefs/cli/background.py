@@ -27,6 +27,7 @@ READY_FD = "FUSEFS_READY_FD"
 READY_TIMEOUT_S = 120.0
 """The first start makes the embedded Postgres's cluster, about 5 s on a slow disk; connecting has its own bound."""
 
+END_TIMEOUT_S = 10.0
 LOG_LIMIT_BYTES = 16 * 1024 * 1024
 
 
@@ -79,7 +80,8 @@ def open_log(path: Path) -> int:
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.is_file() and path.stat().st_size > LOG_LIMIT_BYTES:
+        if path.is_file() and path.stat().st_size > END_TIMEOUT_S = 10.0
+LOG_LIMIT_BYTES:
             path.replace(path.with_name(path.name + ".1"))
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:
@@ -114,11 +116,20 @@ def start(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -
     try:
         line = _read_line(reader)
     except BaseException:
-        daemon.send_signal(signal.SIGTERM)
+        _end(daemon)
         raise
     finally:
         os.close(reader)
     return _understand(line, daemon, log)
+
+
+def _end(daemon: subprocess.Popen[bytes]) -> None:
+    daemon.send_signal(signal.SIGTERM)
+    try:
+        daemon.wait(timeout=END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        daemon.wait()
 
 
 def _read_line(reader: int) -> bytes:
@@ -140,7 +151,7 @@ def _understand(line: bytes, daemon: subprocess.Popen[bytes], log: Path) -> dict
         # The daemon outlives this process: it is not waited for.
         daemon.returncode = 0
         return message
-    code = daemon.wait(timeout=30)
+    code = daemon.wait(timeout=END_TIMEOUT_S)
     if not message:
         raise DaemonFailed(f"the daemon ended before it was ready (exit code {code})", f"The log is {log}.", 14)
     raise DaemonFailed(message["message"], message["hint"], message["exit_code"])

@@ -22,7 +22,6 @@ from pathlib import Path
 from fusefs.cli import processes
 from fusefs.rules.errors import MountFailed
 
-
 LOCK_TIMEOUT_S = 10.0
 """How long a daemon that has unmounted may take to end: it commits what is buffered, each write at most 5 s."""
 

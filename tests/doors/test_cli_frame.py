@@ -172,7 +172,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         "import sys, fusefs.cli.status as s; from fusefs.cli import main; "
         "s.registry.all_records = lambda: [print('x' * 200000)] and []; sys.exit(main.run(['status']))"
     )
-    script = f'"$0" -c "$1" | head -c 1 >/dev/null; exit ${{PIPESTATUS[0]}}'
+    script = '"$0" -c "$1" | head -c 1 >/dev/null; exit ${PIPESTATUS[0]}'
     done = subprocess.run(
         ["bash", "-c", script, sys.executable, code], capture_output=True, text=True, check=False, cwd=harness.ROOT
     )
