@@ -80,8 +80,7 @@ def open_log(path: Path) -> int:
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.is_file() and path.stat().st_size > END_TIMEOUT_S = 10.0
-LOG_LIMIT_BYTES:
+        if path.is_file() and path.stat().st_size > LOG_LIMIT_BYTES:
             path.replace(path.with_name(path.name + ".1"))
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:
