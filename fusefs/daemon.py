@@ -25,7 +25,7 @@ from fusefs.core.mounted import Mounted
 from fusefs.db import migrate
 from fusefs.db.listen import Listener
 from fusefs.db.pool import Database, open_database
-from fusefs.fuse.mounting import forbid_symlinks
+from fusefs.fuse.mounting import forbid_symlinks, is_mounted
 from fusefs.fuse.notify import KernelCaches
 from fusefs.fuse.operations import Operations
 from fusefs.rules.config import Settings
@@ -104,12 +104,19 @@ async def _serve(spec: MountSpec, on_ready: Callable[[Ready], None]) -> None:
             root, ready_scope = await _root(spec, db, mounted)
             _mount(spec, mounted, root)
             caches.start()
+            connection = 0
             clean = False
+
+            def serving_begun(stat: os.stat_result) -> None:
+                nonlocal connection
+                connection = os.minor(stat.st_dev)
+                on_ready(Ready(*_ids(ready_scope), connection))
+
             try:
                 async with trio.open_nursery() as serving:
                     serving.start_soon(_stop_on_signal)
                     serving.start_soon(mounted.keep_times)
-                    serving.start_soon(_announce_ready, spec, ready_scope, on_ready)
+                    serving.start_soon(_first_answer, spec.mountpoint, serving_begun)
                     await pyfuse3.main(max_tasks=_MAX_TASKS)
                     serving.cancel_scope.cancel()
                 clean = True
@@ -117,7 +124,7 @@ async def _serve(spec: MountSpec, on_ready: Callable[[Ready], None]) -> None:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + 2 * spec.settings.write_timeout_s):
                     await mounted.close()
                 caches.stop()
-                pyfuse3.close(unmount=clean)
+                pyfuse3.close(unmount=clean and is_mounted(spec.mountpoint, connection))
                 _log.info("daemon.stopped", clean=clean)
             nursery.cancel_scope.cancel()
 
@@ -159,17 +166,13 @@ def _mount(spec: MountSpec, mounted: Mounted, root: Filesystem) -> None:
         forbid_symlinks(spec.mountpoint, read_only=spec.settings.read_only)
 
 
-async def _announce_ready(spec: MountSpec, scope: Scope | None, on_ready: Callable[[Ready], None]) -> None:
+async def _first_answer(mountpoint: str, then: Callable[[os.stat_result], None]) -> None:
     """The first answer of the mount proves that it serves."""
-    stat = await trio.to_thread.run_sync(os.stat, spec.mountpoint)
-    on_ready(
-        Ready(
-            None if scope is None else scope.session,
-            None if scope is None else scope.tenant_id,
-            None if scope is None else scope.agent_id,
-            os.minor(stat.st_dev),
-        )
-    )
+    then(await trio.to_thread.run_sync(os.stat, mountpoint))
+
+
+def _ids(scope: Scope | None) -> tuple[str | None, str | None, str | None]:
+    return (None, None, None) if scope is None else (scope.session, scope.tenant_id, scope.agent_id)
 
 
 async def _stop_on_signal() -> None:

@@ -1,7 +1,7 @@
-"""Mount options that libfuse does not know.
+"""What libfuse does not know of mounts.
 
-Decided here and only here: how `nosymfollow` is set. Agents choose what their symlinks say, so an
-administrator's view and a host's own view must not follow them.
+Decided here and only here: how `nosymfollow` is set (agents choose what their symlinks say, so an
+administrator's view and a host's own view must not follow them), and whether a mount is still ours.
 
 Threading: blocking system calls of some microseconds.
 """
@@ -27,3 +27,20 @@ def forbid_symlinks(mountpoint: str, *, read_only: bool) -> None:
     if libc.mount(b"none", os.fsencode(mountpoint), None, flags, None) != 0:
         reason = os.strerror(ctypes.get_errno())
         raise MountFailed(f"{mountpoint} cannot be mounted with nosymfollow ({reason})")
+
+
+def is_mounted(mountpoint: str, connection: int) -> bool:
+    """Whether the uppermost mount at a path is the one with this connection number.
+
+    Reads mountinfo, not the mount, which may not answer any more. A mount that was detached lives on
+    while something holds it; by then another may be at its path, which is not ours to unmount.
+    """
+    wanted = os.fsencode(mountpoint).decode("latin-1")  # one character a byte, as unicode_escape gives
+    uppermost = None
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
+        for line in table:
+            fields = line.split(" ")
+            if fields[4].encode("utf-8", "surrogateescape").decode("unicode_escape") == wanted:
+                uppermost = fields[2]
+    return uppermost is not None and uppermost.partition(":")[2] == str(connection)
+
