@@ -248,34 +248,40 @@ def command_environment(suite_dir: Path, dsn: str | None = None) -> dict[str, st
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a daemon did: FUSE requests by handler, and trips to Postgres."""
+    """What a daemon did.
 
-    requests: Counter[str]
-    trips: int
+    Attributes:
+        requests: FUSE requests by handler.
+        trips: round trips to Postgres.
+        barriers: round trips of the listening connection (a heartbeat, every few seconds, is one as well).
+    """
+
+    requests: Counter[str] = field(default_factory=Counter)
+    trips: int = 0
+    barriers: int = 0
+
+    @classmethod
+    def of(cls, status: Mapping[str, Any]) -> Counts:
+        requests = Counter({name: n for name, n in status["requests"].items() if name != "announcement"})
+        return cls(requests, int(status["trips"]), int(status["listener_trips"]))
 
     def __sub__(self, other: Counts) -> Counts:
         requests = Counter(self.requests)
         requests.subtract(other.requests)
-        return Counts(Counter({name: n for name, n in requests.items() if n}), self.trips - other.trips)
+        used = Counter({name: n for name, n in requests.items() if n})
+        return Counts(used, self.trips - other.trips, self.barriers - other.barriers)
+
+    @property
+    def total(self) -> int:
+        """All FUSE requests."""
+        return self.requests.total()
 
 
 @dataclass
 class Counting:
     """Filled when the block of `Mount.counting` ends."""
 
-    counts: Counts = field(default_factory=lambda: Counts(Counter(), 0))
-
-    @property
-    def requests(self) -> Counter[str]:
-        return self.counts.requests
-
-    @property
-    def total_requests(self) -> int:
-        return sum(self.counts.requests.values())
-
-    @property
-    def trips(self) -> int:
-        return self.counts.trips
+    counts: Counts = field(default_factory=Counts)
 
 
 class Mount:
@@ -357,18 +363,14 @@ class Mount:
         found: dict[str, Any] = json.loads((self.path / ".fusefs" / "status").read_bytes())
         return found
 
-    def _counts(self) -> Counts:
-        status = self.status()
-        return Counts(Counter(status["requests"]), int(status["postgres_trips"]))
-
     @contextlib.contextmanager
     def counting(self) -> Iterator[Counting]:
-        """Count the FUSE requests and Postgres trips of the block, less what reading the counters costs."""
-        idle_start = self._counts()
-        before = self._counts()
+        """Count what the block makes the daemon do, less what reading the counters costs."""
+        idle_start = Counts.of(self.status())
+        before = Counts.of(self.status())
         found = Counting()
         yield found
-        after = self._counts()
+        after = Counts.of(self.status())
         found.counts = (after - before) - (before - idle_start)
 
     def umount(self) -> None:
