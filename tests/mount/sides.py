@@ -6,7 +6,10 @@ sleeping for a guess), and how it reads rows, history and conflicts.
 
 from __future__ import annotations
 
+import select
+import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ from tests.harness import Mount, Namespace
 
 # Announcements take milliseconds; a loaded machine gets this long before it is a failure.
 DEADLINE_S = 10.0
+SCRIPT_TIMEOUT_S = 60
 STALE = "Stale file handle"
 
 
@@ -43,20 +47,38 @@ class Result:
     err: str
 
 
+# One script per line: the files for the script, its stdout and its stderr; answers with the exit code.
+_WORKER = 'while read -r script out err; do bash -c "$(<"$script")" < /dev/null > "$out" 2> "$err"; echo $?; done'
+
+
 class Side:
-    """One session's view of the directory under test."""
+    """One session's view of the directory under test.
+
+    Scripts run as children of one bash that is started with the side, not of the test's own process: a
+    fork there would copy the descriptors that a test holds open, and the copies' close at exec is a flush.
+    """
 
     def __init__(self, mount: Mount, name: str) -> None:
         self.mount = mount
         self.root = mount.path / name
         self.control = mount.path / ".fusefs"
         self._name = name
+        self._scratch = Path(tempfile.mkdtemp(prefix="side-"))
+        self._worker = self._popen(_WORKER, stdin=subprocess.PIPE)
+
+    def close(self) -> None:
+        """End the side's bash."""
+        self._worker.communicate(timeout=SCRIPT_TIMEOUT_S)
+        shutil.rmtree(self._scratch)
 
     def __truediv__(self, name: str) -> Path:
         return self.root / name
 
     def start(self, script: str, *, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
-        """bash in the directory under test, in the background."""
+        """bash in the directory under test, in the background. Flushes what this process has open."""
+        return self._popen(script, stdin=stdin)
+
+    def _popen(self, script: str, *, stdin: int) -> subprocess.Popen[str]:
         return subprocess.Popen(
             ["bash", "-c", script],
             cwd=self.root,
@@ -68,7 +90,14 @@ class Side:
         )
 
     def run(self, script: str) -> Result:
-        return finish(self.start(script))
+        script_path, out, err = (self._scratch / name for name in ("script", "out", "err"))
+        script_path.write_text(script)
+        assert self._worker.stdin is not None and self._worker.stdout is not None
+        self._worker.stdin.write(f"{script_path} {out} {err}\n")
+        self._worker.stdin.flush()
+        ready, _, _ = select.select([self._worker.stdout], [], [], SCRIPT_TIMEOUT_S)
+        assert ready, f"no end within {SCRIPT_TIMEOUT_S} s: {script}"
+        return Result(int(self._worker.stdout.readline()), out.read_text(), err.read_text())
 
     def ok(self, script: str) -> str:
         """Run a script that must succeed in silence; returns stdout."""
@@ -98,7 +127,7 @@ class Side:
 
 def finish(process: subprocess.Popen[str]) -> Result:
     """Wait for a started script."""
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=SCRIPT_TIMEOUT_S)
     return Result(process.returncode, out, err)
 
 
@@ -157,6 +186,10 @@ class Duo:
             eventually(side.root.is_dir, f"the new directory in session {side.mount.session}")
         self.a, self.b = self.sides[:2]
         self.files = Files(namespace, name)
+
+    def close(self) -> None:
+        for side in self.sides:
+            side.close()
 
     def given(self, name: str, text: str = "one\n") -> None:
         """A file that session b made and session a has read: a has seen version 1."""
