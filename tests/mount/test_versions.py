@@ -254,7 +254,8 @@ def test_refused_handle_written_again(duo: Duo) -> None:
         os.close(fd)
     assert duo.files.content("f") == b"two\n"
     assert duo.files.conflicts("f") == [b"kept\0bytes\xff "]
-    assert len(duo.a.errors("f")) == 1
+    told = duo.a.errors("f")
+    assert len(told) == 1, "\n".join(told)
     assert b"kept\0bytes\xff " in duo.a.conflict_files()
     # The file itself is as usable as before.
     duo.a.ok("cat f > /dev/null; echo three > f")
@@ -288,7 +289,7 @@ def test_tool_that_checks_close_exits_non_zero(duo: Duo) -> None:
     for command in (
         "cat > f",
         "tee f > /dev/null",
-        'python3 -c \'import sys; open("f", "w").write(sys.stdin.read())\'',
+        PYTHON_COPY,
     ):
         duo.a.ok("cat f > /dev/null")
         duo.b.ok("cat f > /dev/null")
@@ -463,7 +464,9 @@ def _append_from_everywhere(duo: Duo, sides: list[Side]) -> None:
     data = duo.files.content("log")
     assert data is not None
     lines = data.decode().splitlines()
-    assert sorted(lines) == sorted(f"writer {w} line {i}" for w in range(8) for i in range(1, 26))
+    expected = {f"writer {w} line {i}" for w in range(8) for i in range(1, 26)}
+    assert expected - set(lines) == set(), "lost"
+    assert sorted(lines) == sorted(expected)
     for w in range(8):
         mine = [line for line in lines if line.startswith(f"writer {w} ")]
         assert mine == [f"writer {w} line {i}" for i in range(1, 26)], "one writer's lines keep their order"
@@ -524,7 +527,8 @@ def test_rename_over_race_tells_exactly_one_loser(duo: Duo) -> None:
         assert len(losers) == 1, f"{len(losers)} losers in round {i}: {results}"
         assert STALE in results[losers[0]].err
         assert duo.files.content(name) == f"from {1 - losers[0]}\n".encode()
-        assert len(duo.sides[losers[0]].errors(name)) == 1
+        told = duo.sides[losers[0]].errors(name)
+        assert len(told) == 1, "\n".join(told)
 
 
 def test_lock_file_has_one_winner(duo: Duo) -> None:
