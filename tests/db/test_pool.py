@@ -64,23 +64,37 @@ async def test_one_connection_serves_one_task_after_the_other(plain: str) -> Non
         assert db.trips == 4
 
 
-async def test_never_more_than_size_and_first_come_first_served(plain: str) -> None:
+async def test_first_come_first_served(plain: str) -> None:
     order: list[int] = []
-    async with open_database(plain, origin="o", size=2) as db, trio.open_nursery() as nursery:
+    async with open_database(plain, origin="o", size=1) as db, trio.open_nursery() as nursery:
 
         async def ask(number: int) -> None:
-            await db.run(None, SLEEP, 0.05)
+            await db.run(None, PID)
             order.append(number)
 
-        for number in range(6):
-            nursery.start_soon(ask, number)
-            await trio.testing.wait_all_tasks_blocked()
-        assert db.statistics().waiting == 4
-        assert db.statistics().open <= 2
-        await trio.sleep(0)
-    assert sorted(order) == list(range(6))
-    assert [pair for pair in (order[:2], order[2:4], order[4:]) if set(pair) & {0, 1}] == [order[:2]]
-    assert set(order[2:4]) == {2, 3}
+        async with db.transaction(None) as held:
+            await held.run(PID)
+            for number in range(6):
+                nursery.start_soon(ask, number)
+                await trio.testing.wait_all_tasks_blocked()
+            assert db.statistics().waiting == 6
+    assert order == list(range(6))
+
+
+async def test_never_more_connections_than_size(plain: str) -> None:
+    name = f"app_{uuid.uuid4().hex[:8]}"
+    seen: set[int] = set()
+    async with open_database(f"{plain} application_name={name}", origin="o", size=2) as db:
+        async with trio.open_nursery() as nursery:
+
+            async def ask() -> None:
+                ((pid,),) = await db.run(None, Query("sleep_shortly", "select pg_backend_pid() from pg_sleep(0.02)"))
+                seen.add(pid)
+
+            for _ in range(8):
+                nursery.start_soon(ask)
+        assert db.statistics().open == len(seen) == 2
+        assert execute(plain, "select count(*) from pg_stat_activity where application_name = %s", name) == [(2,)]
 
 
 async def test_a_waiting_task_that_is_cancelled_takes_nothing(plain: str) -> None:
