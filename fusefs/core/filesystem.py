@@ -92,8 +92,8 @@ class Filesystem:
         """One entry of a listing; None when it has gone meanwhile."""
         return await self.lookup(parent, name)
 
-    def negative_timeout_s(self, parent: Inode) -> float:
-        """How long the kernel may remember that a name is absent."""
+    def negative_timeout_s(self, parent: Inode, name: str) -> float:
+        """How long, in s, the kernel may remember that a name is absent."""
         return 0.0
 
     async def setattr(self, inode: Inode, change: SetAttr, handle: Handle | None, caller: Caller) -> None:

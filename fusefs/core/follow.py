@@ -71,11 +71,11 @@ class Follower:
         goes by itself, and every inode's attributes. Pages go at the next open, or now where a file is open."""
         ns = self.ns
         for view in ns.views:
-            for name in (*view.root.node.children, *view.absent_names):
+            for name in (*view.root.node.children, *(view.root.absent or ())):
                 ns.kernel.invalidate_entry(view.root.kino, name)
-            view.absent_names.clear()
         for inode in ns.known_inodes():
             inode.kernel_version = None
+            inode.absent = None
             ns.kernel.invalidate_inode(inode.kino, attr_only=not inode.handles)
         ns.tree.unload()
 
@@ -99,7 +99,10 @@ class Follower:
             return
         if parent.loaded or parent.touched is not None:
             ns.tree.merge(row, parent, name)
-        ns.entry_changed(parent, name)
+            if present is not None and present.gone:
+                ns.name_gone(parent, name, present)
+                ns.attrs_changed(present)
+        ns.name_appeared(parent, name)
         ns.attrs_changed(parent)
 
     def _update(self, node: Node, row: NodeRow) -> None:
@@ -118,15 +121,14 @@ class Follower:
         ns.usage.add(-1, -row.size)
         ns.tree.bury(row.id, row.version)
         node = ns.tree.by_id.get(row.id)
-        parent_path, name = paths.split(row.path)
-        parent = node.parent if node is not None else ns.tree.find(parent_path)
-        if node is not None and node.version < row.version:
+        parent = ns.tree.find(paths.split(row.path)[0]) if node is None else node.parent
+        if node is not None and node.version < row.version and parent is not None:
             name = node.name
             ns.tree.detach(node, row.version)
-            ns.orphaned(node)
+            ns.name_gone(parent, name, node)
+            ns.attrs_changed(node)
         if parent is not None:
             ns.directory_changed(parent, store=False)
-            ns.entry_changed(parent, name, deleted=node)
             ns.attrs_changed(parent)
 
     def _rename(self, row: NodeRow, old_path: str, *, exchange: bool) -> None:
@@ -149,30 +151,35 @@ class Follower:
                 if directory is not None:
                     self._forget_name(directory, gone)
         elif parent_for_source is None:
-            if exchange and target is None and old_parent is not None:
+            if exchange and old_parent is not None:
                 ns.tree.distrust(old_parent)
             ns.tree.send_away(source, row.path)
         else:
             ns.apply_rename(source, parent_for_source, name, target, row, exchange=exchange)
-            if target is not None and not exchange:
-                ns.usage.add(-1, -target.size)
-                ns.orphaned(target)
-            if target is not None:
-                ns.content_changed(source)
-            else:
+            if target is None or exchange:
                 ns.attrs_changed(source)
+            else:
+                ns.usage.add(-1, -target.size)
+                ns.content_changed(source)
+                ns.attrs_changed(target)
+        if source is not None and old_parent is not None:
+            ns.name_gone(old_parent, old_name, source)
+        if target is not None and parent is not None:
+            ns.name_gone(parent, name, target)
         for directory, changed in ((old_parent, old_name), (parent, name)):
             if directory is not None:
                 ns.directory_changed(directory, store=False)
-                ns.entry_changed(directory, changed)
+                ns.name_appeared(directory, changed)
                 ns.attrs_changed(directory)
 
     def _forget_name(self, directory: Node, name: str) -> None:
+        ns = self.ns
         node = directory.children.get(name)
         if node is not None and node.committed:
-            self.ns.tree.detach(node)
-            self.ns.orphaned(node)
-        self.ns.tree.distrust(directory)
+            ns.tree.detach(node)
+            ns.name_gone(directory, name, node)
+            ns.attrs_changed(node)
+        ns.tree.distrust(directory)
 
 
 def _parse(fields: list[Any]) -> tuple[NodeRow, str | None, int | None]:

@@ -58,6 +58,9 @@ class Kernel(Protocol):
     def invalidate_entry(self, parent: int, name: str, deleted: int = 0) -> None:
         """Drop a name, present or absent, from a directory; tell inotify that `deleted` went."""
 
+_ABSENT_NAMES = 10_000
+"""Missing names that the kernel may remember of one directory: each is to be found again."""
+
 
 class Inode:
     """A node as one session's kernel mount sees it.
@@ -67,9 +70,10 @@ class Inode:
         node: the node; the owner knows its type.
         kernel_version: the version whose pages the kernel holds, None when unknown.
         pinned: content of an orphan, kept while handles are open.
+        absent: names of a directory that the kernel may remember as missing.
     """
 
-    __slots__ = ("_lock", "buffer", "handles", "kernel_version", "kino", "lookups", "node", "owner", "pinned")
+    __slots__ = ("_lock", "absent", "buffer", "handles", "kernel_version", "kino", "lookups", "node", "owner", "pinned")
 
     def __init__(self, owner: Filesystem, node: Node, kino: int) -> None:
         self.owner = owner
@@ -80,6 +84,7 @@ class Inode:
         self.buffer: Buffer | None = None
         self.handles: set[Handle] = set()
         self.pinned: bytes | None = None
+        self.absent: set[str] | None = None
         self._lock: trio.Lock | None = None
 
     @property
@@ -88,6 +93,22 @@ class Inode:
         if self._lock is None:
             self._lock = trio.Lock()
         return self._lock
+
+    def remember_absent(self, name: str) -> bool:
+        """Note that the kernel was told a name is missing. False: too many, it must not remember this one."""
+        if self.absent is None:
+            self.absent = set()
+        if len(self.absent) >= _ABSENT_NAMES:
+            return False
+        self.absent.add(name)
+        return True
+
+    def forget_absent(self, name: str) -> bool:
+        """Whether the kernel may remember the name as missing; it is about to be told otherwise."""
+        if self.absent is not None and name in self.absent:
+            self.absent.discard(name)
+            return True
+        return False
 
     @property
     def writers(self) -> Iterable[Handle]:

@@ -250,8 +250,12 @@ class FileIo:
             self.session.check_replace(node)
         by = handle or Handle(inode, os.O_RDWR)
         try:
-            if handle is not None and not node.gone and node.version != handle.version:
-                raise StaleVersion(path=node.path, expected=_shown(handle.version), actual=node.version)
+            if handle is not None and not node.gone:
+                if node.version != handle.version:
+                    raise StaleVersion(path=node.path, expected=_shown(handle.version), actual=node.version)
+                if not (buffer is not None and buffer.uncommitted):
+                    # sort -o and others open without O_TRUNC and truncate then.
+                    self.session.check_replace(node)
             if size == 0 and (buffer is None or not buffer.uncommitted):
                 buffer = inode.buffer = Buffer(by.version if node.committed else None, bytearray(), whole=True)
             else:
@@ -468,7 +472,7 @@ class FileIo:
         if created:
             if node.parent is not None:
                 ns.directory_changed(node.parent)
-                ns.entry_changed(node.parent, node.name, by=self.owner)
+                ns.name_appeared(node.parent, node.name, by=self.owner)
         else:
             ns.content_changed(node, by=self.owner)
 

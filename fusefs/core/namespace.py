@@ -28,15 +28,6 @@ _ATTEMPTS = 5
 _log = telemetry.get_logger()
 
 
-class View(Filesystem):
-    """One session's file system: what a namespace must know of it.
-
-    `absent_names` are names of the session's root that the kernel may remember as missing.
-    """
-
-    absent_names: set[str]
-
-
 class Namespace:
     """The files of one (tenant, agent).
 
@@ -71,7 +62,7 @@ class Namespace:
         self.kernel = kernel
         self._barrier = barrier
         self.inos = inos
-        self.views: list[View] = []
+        self.views: list[Filesystem] = []
         self.live = False
         self._max_nodes = max_nodes
         self._reader = Reader(contents, self._fetch)
@@ -246,20 +237,26 @@ class Namespace:
                 if inode is not None and inode.node is node:
                     self.kernel.invalidate_inode(inode.kino, attr_only=True)
 
-    def entry_changed(self, parent: Node, name: str, by: object = None, deleted: Node | None = None) -> None:
-        """Drop a name, and a remembered absence of it."""
+    def name_appeared(self, parent: Node, name: str, by: object = None) -> None:
+        """Drop the remembered absence of a name. Only where it was answered: dropping a dentry that is
+        right by now would take the working directory away from a process in it."""
         for view in self.views:
             if view is by:
                 continue
             directory = self.table.known(view, parent.ino)
-            if directory is None or directory.node is not parent:
-                continue
-            gone = self.table.known(view, deleted.ino) if deleted is not None else None
-            self.kernel.invalidate_entry(directory.kino, name, 0 if gone is None else gone.kino)
+            if directory is not None and directory.node is parent and directory.forget_absent(name):
+                self.kernel.invalidate_entry(directory.kino, name)
 
-    def orphaned(self, node: Node) -> None:
-        """A node lost its name elsewhere; its link count is 0 now."""
-        self.attrs_changed(node)
+    def name_gone(self, parent: Node, name: str, node: Node, by: object = None) -> None:
+        """Drop a name that was a node's, where the kernel knows the node."""
+        for view in self.views:
+            if view is by:
+                continue
+            directory, inode = self.table.known(view, parent.ino), self.table.known(view, node.ino)
+            if directory is None or inode is None or directory.node is not parent or inode.node is not node:
+                continue
+            deleted = inode.kino if node.gone and node.kind is not Kind.DIR else 0
+            self.kernel.invalidate_entry(directory.kino, name, deleted)
 
     # -- Directory times ---------------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ class Session:
         self._seen: OrderedDict[str, int] = OrderedDict()
         self._vacated: OrderedDict[str, Vacated] = OrderedDict()
         self.refusals: deque[Refusal] = deque(maxlen=_REFUSALS)
-        self._refused_at: dict[tuple[str, str, str], float] = {}
+        self._refused_at: dict[tuple[str, str, type[FsError]], float] = {}
 
     # -- Seen --------------------------------------------------------------------------------------
 
@@ -83,6 +83,12 @@ class Session:
 
     def seen(self, node_id: str) -> int | None:
         return self._seen.get(node_id)
+
+    def expects(self, node: Node) -> int | None:
+        """The version that a rename over the file may meet; None: any, the session never saw it."""
+        if self.settings.version_check is VersionCheck.OPEN:
+            return node.version
+        return self._seen.get(node.id)
 
     def check_replace(self, node: Node) -> None:
         """Refuse to replace a file of which the session saw only an older version. Raises StaleVersion."""
@@ -135,7 +141,7 @@ class Session:
 
     def refuse(self, op: str, path: str, error: FsError) -> None:
         """Tell a refusal in `.fusefs/errors` and the log, once: the VFS repeats an ESTALE (measured)."""
-        key = (op, path, error.message)
+        key = (op, path, type(error))
         now = time.time()
         if now - self._refused_at.get(key, 0.0) < _SAME_REFUSAL_S:
             return

@@ -15,10 +15,10 @@ import stat as stat_bits
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from fusefs.core.filesystem import Caller, Opened, SetAttr, Space, now_ns
+from fusefs.core.filesystem import Caller, Filesystem, Opened, SetAttr, Space, now_ns
 from fusefs.core.inodes import Handle, Inode, InodeTable, Stat
 from fusefs.core.io import FileIo
-from fusefs.core.namespace import Namespace, View
+from fusefs.core.namespace import Namespace
 from fusefs.core.session import Session
 from fusefs.core.tree import Node
 from fusefs.rules import paths
@@ -40,10 +40,9 @@ from fusefs.store import files, namespaces
 
 T = TypeVar("T")
 _UNLIMITED = 1 << 40
-_ABSENT_NAMES = 10_000
 
 
-class SessionFs(View):
+class SessionFs(Filesystem):
     """The file system that one session sees.
 
     Args:
@@ -71,7 +70,6 @@ class SessionFs(View):
         self._on_forgotten = on_forgotten
         self._limits = session.settings.limits
         self._strict = session.settings.consistency is Consistency.STRICT
-        self.absent_names: set[str] = set()
         ns.views.append(self)
         self.root = table.obtain(self, ns.tree.root)
         if index == 0:
@@ -130,8 +128,6 @@ class SessionFs(View):
             return self.control_root
         node = await self._child(parent, name)
         if node is None:
-            if parent is self.root and len(self.absent_names) < _ABSENT_NAMES:
-                self.absent_names.add(name)
             return None
         return self.table.obtain(self, node)
 
@@ -149,9 +145,10 @@ class SessionFs(View):
             return None
         return node
 
-    def negative_timeout_s(self, parent: Inode) -> float:
-        full = parent is self.root and len(self.absent_names) >= _ABSENT_NAMES
-        return 0.0 if self._strict or full or not self.ns.live else self.settings.kernel_timeout_s
+    def negative_timeout_s(self, parent: Inode, name: str) -> float:
+        if self._strict or not self.ns.live or not parent.remember_absent(name):
+            return 0.0
+        return self.settings.kernel_timeout_s
 
     async def list_names(self, inode: Inode) -> list[str]:
         directory = inode.node
@@ -317,7 +314,7 @@ class SessionFs(View):
         self.session.occupied(path)
         self.ns.usage.add(1, row.size)
         self.ns.directory_changed(directory)
-        self.ns.entry_changed(directory, name, by=self)
+        self.ns.name_appeared(directory, name, by=self)
         return node
 
     async def mkdir(self, parent: Inode, name: str, mode: int, caller: Caller) -> Inode:
@@ -384,6 +381,7 @@ class SessionFs(View):
     async def _remove(self, parent: Inode, name: str, *, directory: bool) -> None:
         path = paths.join(parent.node.path, name)
         try:
+            paths.check(self.scope, Op.DELETE, path)
             node = await self._child(parent, name)
             if node is None:
                 raise NotFound(path=path)
@@ -391,7 +389,6 @@ class SessionFs(View):
                 raise NotADirectory(path=path)
             if not directory and node.kind is Kind.DIR:
                 raise IsADirectory(path=path)
-            paths.check(self.scope, Op.DELETE, path)
             await self._remove_node(parent.node, name, path, node)
         except FsError as error:
             self._refused("rmdir" if directory else "unlink", path, error)
@@ -417,7 +414,7 @@ class SessionFs(View):
         else:
             self.ns.tree.detach(node)
         self.ns.directory_changed(directory)
-        self.ns.entry_changed(directory, name, by=self, deleted=node)
+        self.ns.name_gone(directory, name, node, by=self)
         self.ns.attrs_changed(node, by=self)
 
     async def _delete_row(self, directory: Node, name: str, path: str, node: Node) -> int | None:
@@ -479,8 +476,7 @@ class SessionFs(View):
                 target = None
             elif target.kind is not Kind.DIR and source.kind is not Kind.DIR:
                 self.session.check_replace(target)
-                expected = self.session.seen(target.id)
-                expected = target.version if expected is None else expected
+                expected = self.session.expects(target)
         tries = 0
         while True:
             try:
@@ -521,8 +517,12 @@ class SessionFs(View):
                 self.session.saw(row.id, row.version)
         ns.directory_changed(directory)
         ns.directory_changed(new_directory)
-        ns.entry_changed(directory, old_name, by=self)
-        ns.entry_changed(new_directory, new_name, by=self)
+        ns.name_gone(directory, old_name, source, by=self)
+        if target is not None:
+            ns.name_gone(new_directory, new_name, target, by=self)
+        ns.name_appeared(new_directory, new_name, by=self)
+        if mode == "exchange":
+            ns.name_appeared(directory, old_name, by=self)
 
     # -- The rest ----------------------------------------------------------------------------------
 
@@ -606,7 +606,7 @@ class SessionFs(View):
             row = None
         if row is not None:
             self.ns.tree.merge(row, parent, name)
-        self.ns.entry_changed(parent, name)
+        self.ns.name_gone(parent, name, node)
 
     def _refused(self, op: str, path: str, error: FsError) -> None:
         """Tell the session why, where the errno alone does not."""

@@ -120,7 +120,7 @@ class Operations(pyfuse3.Operations):
         inode = await parent.owner.lookup(parent, text)
         if inode is not None:
             return self._answer(inode)
-        timeout_s = parent.owner.negative_timeout_s(parent)
+        timeout_s = parent.owner.negative_timeout_s(parent, text)
         if timeout_s == 0:
             raise FUSEError(errno.ENOENT)
         absent = EntryAttributes()

@@ -532,7 +532,7 @@ $$;
 -- rename(2) in all its forms, atomic, one announcement.
 --   p_source        lineage that must be at p_from
 --   p_target        lineage that the caller believes at p_to, null: none
---   p_expected      version of the target that the caller built on, null: any
+--   p_expected      version of the target that the caller has seen, null: it never saw one
 --   p_mode          '' | 'noreplace' | 'exchange'
 -- Replacing keeps the target's lineage and gives it the source's incarnation and content.
 -- Raises FS001 source or directory gone, FS002 noreplace, FS003/4/5 kinds, FS006 the target moved on,
@@ -573,7 +573,7 @@ begin
     elsif s.kind <> 'dir' and d.kind = 'dir' then
       raise exception 'is a directory' using errcode = 'FS004';
     end if;
-    if p_target is null or d.id <> p_target or (p_expected is not null and d.version <> p_expected) then
+    if p_expected is not null and (d.id <> p_target or d.version <> p_expected) then
       raise exception 'changed since you read it; read it again and retry (it is at version % now)', d.version
         using errcode = 'FS006';
     end if;
