@@ -60,6 +60,8 @@ class Shell:
             "HOME": str(home),
             "LC_ALL": "C.UTF-8",
             "PYTHON": sys.executable,
+            # -es: no screen; -u NONE: no configuration; the swap file beside the file or nowhere.
+            "EDIT": "vim -Nes -u NONE -i NONE",
             "GIT_CONFIG_NOSYSTEM": "1",
             "GIT_TERMINAL_PROMPT": "0",
         }
@@ -159,12 +161,13 @@ def test_git(place: Path, sh: Shell, corpus: Path) -> None:
 def test_vim_saves(place: Path, sh: Shell) -> None:
     (place / "f").write_text("old line\nanother\n")
     (place / "f").chmod(0o640)
-    # -es: no screen; -u NONE: no configuration; the swap file is on unless -n.
-    sh("vim -Nes -u NONE -i NONE -c '%s/old/new/' -c wq f")
+    sh("$EDIT --cmd 'set directory=.' -c '%s/old/new/' -c wq f")
     assert (place / "f").read_text() == "new line\nanother\n"
     assert sorted(os.listdir(place)) == ["f"]
     for copy in ("yes", "no"):
-        sh(f"vim -Nes -u NONE -i NONE -c 'set backup backupskip= backupcopy={copy}' -c 'normal Gotail {copy}' -c wq f")
+        sh(
+            f"$EDIT --cmd 'set directory=.' -c 'set backup backupskip= backupcopy={copy}' -c 'normal Gotail {copy}' -c wq f"
+        )
         assert (place / "f~").read_text() + f"tail {copy}\n" == (place / "f").read_text()
     assert (place / "f").stat().st_mode & 0o7777 == 0o640
     assert sorted(os.listdir(place)) == ["f", "f~"]
@@ -173,9 +176,9 @@ def test_vim_saves(place: Path, sh: Shell) -> None:
 def test_vim_recovers_from_its_swap_file(place: Path, sh: Shell) -> None:
     (place / "f").write_text("line\n")
     # The editor is killed by its own shell after `preserve`: the swap file stays.
-    sh("vim -Nes -u NONE -i NONE -c 'normal oadded' -c preserve -c '!kill -9 $PPID' f", code=-9)
+    sh("$EDIT --cmd 'set directory=.' -c 'normal oadded' -c preserve -c '!kill -9 $PPID' f", code=-9)
     assert (place / ".f.swp").exists()
-    sh("vim -Nes -u NONE -i NONE -r -c 'w! recovered' -c 'q!' f || true")
+    sh("$EDIT --cmd 'set directory=.' -r -c 'w! recovered' -c 'q!' f || true")
     assert (place / "recovered").read_text() == "line\nadded\n"
 
 

@@ -570,7 +570,7 @@ def test_vim_saves_a_new_version(duo: Duo, backupcopy: str) -> None:
     name = f"f-{backupcopy}"
     duo.a.ok(f"echo one > {name}")
     node_id, version = duo.files.identity(name)
-    edit = f"vim -Nes -u NONE -i NONE -c 'set backupcopy={backupcopy}' -c '%s/$/ more/' -c wq {name}"
+    edit = f"vim -Nes -u NONE -i NONE --cmd 'set directory=. backupcopy={backupcopy}' -c '%s/$/ more/' -c wq {name}"
     for i in range(1, 3):
         duo.a.ok(edit)
         found_id, found_version = duo.files.identity(name)
