@@ -359,6 +359,39 @@ def case_unlink_then_create_gives_an_empty_file(root: Path) -> None:
 
 
 @case()
+def case_lock_file_again_and_again(root: Path) -> None:
+    # git's way with index.lock: O_EXCL, then either a rename over the real file or an unlink.
+    path, lock = root / "index", root / "index.lock"
+    for i in range(60):
+        with opened(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
+            os.write(fd, b"%d" % i)
+        with refused(errno.EEXIST):
+            os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        if i % 3:
+            os.rename(lock, path)
+            assert read_at(path) == b"%d" % i
+        else:
+            os.unlink(lock)
+        with refused(errno.ENOENT):
+            os.stat(lock)
+    assert os.listdir(root) == ["index"]
+
+
+@case()
+def case_lock_file_without_content(root: Path) -> None:
+    lock = root / "lock"
+    for _ in range(60):
+        fd = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        os.unlink(lock)
+        os.close(fd)
+        os.close(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        os.unlink(lock)
+        os.mkdir(lock)
+        os.rmdir(lock)
+    assert os.listdir(root) == []
+
+
+@case()
 def case_name_changes_its_kind(root: Path) -> None:
     path = root / "name"
     for _ in range(2):

@@ -165,9 +165,8 @@ def test_vim_saves(place: Path, sh: Shell) -> None:
     assert (place / "f").read_text() == "new line\nanother\n"
     assert sorted(os.listdir(place)) == ["f"]
     for copy in ("yes", "no"):
-        sh(
-            f"$EDIT --cmd 'set directory=.' -c 'set backup backupskip= backupcopy={copy}' -c 'normal Gotail {copy}' -c wq f"
-        )
+        options = f"set directory=. backup backupskip= backupcopy={copy}"
+        sh(f"$EDIT --cmd '{options}' -c 'normal Gotail {copy}' -c wq f")
         assert (place / "f~").read_text() + f"tail {copy}\n" == (place / "f").read_text()
     assert (place / "f").stat().st_mode & 0o7777 == 0o640
     assert sorted(os.listdir(place)) == ["f", "f~"]
