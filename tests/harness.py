@@ -218,6 +218,18 @@ def mounts_under(path: Path) -> list[str]:
     return found[::-1]
 
 
+def holders(mountpoint: Path) -> list[str]:
+    """Which processes have files or their working directory on a mount, as far as we may look."""
+    found = []
+    for link in [*Path("/proc").glob("[0-9]*/cwd"), *Path("/proc").glob("[0-9]*/fd/*")]:
+        with contextlib.suppress(OSError):  # it ended, or it is another user's
+            target = os.readlink(link)
+            if target.startswith(f"{mountpoint}/") or target == str(mountpoint):
+                command = Path(*link.parts[:3], "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found.append(f"{link}: {target} ({command.strip()[:100]})")
+    return found
+
+
 def lazy_umount(mountpoint: str) -> None:
     """Take a mount away however its daemon is: abort the connection, then detach."""
     for device, point in mount_table():
@@ -239,6 +251,7 @@ def command_environment(suite_dir: Path, dsn: str | None = None) -> dict[str, st
         "XDG_CONFIG_HOME": str(suite_dir / "config"),
         "XDG_DATA_HOME": str(suite_dir / "share"),
         "PYTHONWARNINGS": "always::ResourceWarning",
+        "PYTHONFAULTHANDLER": "1",
     }
     (suite_dir / "run").mkdir(mode=0o700, exist_ok=True)
     if dsn is not None:
@@ -330,8 +343,11 @@ class Mount:
                 line += chunk
         return line
 
-    def log_tail(self, size: int = 4000) -> str:
-        return self.log_path.read_text(errors="replace")[-size:]
+    def log_tail(self) -> str:
+        """The end of the log, for a failure's message: the last lines that are not at info, then the last ten."""
+        lines = [line[:400] for _, line in self._log_lines()]
+        notable = [line for line in lines if '"level": "info"' not in line]
+        return "\n".join(["the daemon's log:", *notable[-40:], "…", *lines[-10:]])
 
     def log_events(self) -> list[dict[str, Any]]:
         """The log so far, the lines that are JSON."""
@@ -379,7 +395,8 @@ class Mount:
             ["fusermount3", "-u", str(self.path)], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
         )
         if done.returncode:
-            raise AssertionError(f"fusermount3 -u {self.path}: {done.stderr.strip()}\n{self.log_tail()}")
+            held = "\n".join(holders(self.path))
+            raise AssertionError(f"{done.stderr.strip()}; held by:\n{held}\n{self.log_tail()}")
         self.wait()
 
     def terminate(self) -> None:
@@ -393,7 +410,9 @@ class Mount:
         try:
             found = self.process.wait(EXIT_DEADLINE_S)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"the daemon still runs {EXIT_DEADLINE_S:.0f} s later\n{self.log_tail()}") from None
+            self.process.send_signal(signal.SIGABRT)  # with PYTHONFAULTHANDLER: where each thread stands
+            self.process.wait()
+            raise AssertionError(f"the daemon still ran {EXIT_DEADLINE_S:.0f} s later\n{self.log_tail()}") from None
         self._close()
         assert found == code, f"the daemon ended with {found}, not {code}\n{self.log_tail()}"
 

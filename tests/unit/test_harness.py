@@ -21,7 +21,7 @@ def start(tmp_path: Path, script: str) -> harness.Mount:
 
 
 def test_a_daemon_that_ends_before_it_is_ready_fails_with_its_log(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match=r"ended with 14 before it was ready\nno such tenant"):
+    with pytest.raises(AssertionError, match=r"(?s)ended with 14 before it was ready\n.*no such tenant"):
         start(tmp_path, "echo no such tenant >&2; exit 14")
 
 
@@ -113,3 +113,12 @@ def test_commands_under_test_inherit_no_settings(suite_dir: Path, monkeypatch: p
         "HANGO_FS_DSN",
         "HANGO_FS_MAX_FILE_BYTES",
     }
+
+
+def test_the_holders_of_a_mount_are_named(tmp_path: Path) -> None:
+    (tmp_path / "f").touch()
+    with (tmp_path / "f").open():
+        (found,) = harness.holders(tmp_path)
+    assert found.startswith(f"/proc/{os.getpid()}/fd/")
+    assert f"{tmp_path}/f" in found
+    assert harness.holders(tmp_path) == []
