@@ -104,14 +104,19 @@ def lock(mountpoint: str) -> int:
         handle = os.open(_file(mountpoint).with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         deadline = time.monotonic() + LOCK_TIMEOUT_S
         while not _try_lock(handle):
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or _is_served(mountpoint):
                 os.close(handle)
                 hint = "Look at `fusefs status`, then try again."
-                raise MountFailed(f"another fusefs is mounting {mountpoint} or ending there", hint=hint)
+                raise MountFailed(f"another fusefs uses {mountpoint}", hint=hint)
             time.sleep(0.05)
     except OSError as exc:
         raise _unusable(exc) from exc
     return handle
+
+
+def _is_served(mountpoint: str) -> bool:
+    record = find(mountpoint)
+    return record is not None and record.alive and processes.mount_at(mountpoint) is not None
 
 
 def _try_lock(handle: int) -> bool:

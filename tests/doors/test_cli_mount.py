@@ -272,6 +272,7 @@ def test_two_at_once_do_not_stack(commands: Commands, where: Path) -> None:
 
 def test_an_interrupt_ends_the_command_and_its_daemon(commands: Commands, where: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(BOUND_S)
         dsn = f"postgresql://u@127.0.0.1:{silent.getsockname()[1]}/x"
         names = ("--tenant", "a", "--agent", "b", "--dsn", dsn)
         command = subprocess.Popen([harness.FUSEFS, "mount", where, *names], env=commands.env, stderr=subprocess.PIPE)
