@@ -176,9 +176,8 @@ class Follower:
         ns = self.ns
         node = directory.children.get(name)
         if node is not None and node.committed:
-            ns.tree.detach(node)
             ns.name_gone(directory, name, node)
-            ns.attrs_changed(node)
+            ns.tree.send_away(node, node.path)
         ns.tree.distrust(directory)
 
 

@@ -9,6 +9,7 @@ Threading: one trio thread; no method awaits.
 
 from __future__ import annotations
 
+import copy
 import os
 import secrets
 from collections.abc import Iterable
@@ -160,10 +161,9 @@ class Handle:
     def check(self) -> None:
         """Raise what this handle failed with before."""
         if self.failed is not None:
-            error = self.failed
-            if isinstance(error, StaleVersion):
-                raise StaleVersion(error.message, path=error.path, expected=error.expected, actual=error.actual)
-            raise type(error)(error.message, path=error.path)
+            again = copy.copy(self.failed)
+            again.told = True
+            raise again
 
 
 class InodeTable:
@@ -189,8 +189,14 @@ class InodeTable:
         opens a handle before it awaits."""
         kino = owner.index << INDEX_SHIFT | node.ino
         inode = self.inodes.get(kino)
-        if inode is None or inode.node is not node:
+        if inode is None:
             inode = self.inodes[kino] = Inode(owner, node, kino)
+            node.pins += 1
+        elif inode.node is not node:
+            # The mirror lost track of the node and found it again: the kernel did not.
+            inode.node.pins -= 1
+            inode.node = node
+            inode.kernel_version = None
             node.pins += 1
         return inode
 

@@ -70,7 +70,7 @@ class FileIo:
         if inode.buffer is not None and inode.buffer.uncommitted and inode.buffer.expected is not None:
             handle.version = inode.buffer.expected
         if handle.readable and node.committed:
-            self.session.saw(node.id, node.version)
+            self.session.saw(node, node.version)
         keep = self._keep_cache(inode)
         self.table.open(handle)
         return Opened(handle, keep_cache=keep)
@@ -143,7 +143,7 @@ class FileIo:
                     raise
             else:
                 if handle is None or handle.readable:
-                    self.session.saw(node.id, version)
+                    self.session.saw(node, version)
                 if inode.kernel_version != version and inode.kernel_version is not None:
                     inode.kernel_version = version
                 return content
@@ -176,6 +176,7 @@ class FileIo:
         append = handle.append and not page
         buffer = inode.buffer
         try:
+            self._check_there(node)
             if not append and not node.gone and node.version != handle.version:
                 raise StaleVersion(path=node.path, expected=_shown(handle.version), actual=node.version)
             if append:
@@ -203,6 +204,12 @@ class FileIo:
         handle.wrote = True
         buffer.mtime_ns = now_ns()
         return len(data)
+
+    def _check_there(self, node: Node) -> None:
+        """A file that this session deleted or replaced lives on for its handles, as on a local disk; one
+        that others took away does not, since its bytes would be lost without a word. Raises StaleVersion."""
+        if node.gone and node.removed_by is not self.owner and node.committed:
+            raise StaleVersion("deleted or replaced by others while you had it open", path=node.path)
 
     def _append_buffer(self, inode: Inode) -> Buffer:
         buffer = inode.buffer
@@ -250,6 +257,7 @@ class FileIo:
             self.session.check_replace(node)
         by = handle or Handle(inode, os.O_RDWR)
         try:
+            self._check_there(node)
             if handle is not None and not node.gone:
                 if node.version != handle.version:
                     raise StaleVersion(path=node.path, expected=_shown(handle.version), actual=node.version)
@@ -339,6 +347,11 @@ class FileIo:
                 handle.check()
                 return
             if node.gone:
+                try:
+                    self._check_there(node)
+                except StaleVersion as error:
+                    await self._lose(inode, handle, error, bytes(buffer.data) if buffer.dirty else None)
+                    raise
                 # As on a local disk, what is written to a file without a name ends with its last handle.
                 inode.pinned = bytes(buffer.data) if buffer.whole else (inode.pinned or b"") + bytes(buffer.data)
                 buffer.dirty = buffer.pending = False
@@ -463,7 +476,7 @@ class FileIo:
         for handle in inode.handles:
             if handle.version == before:
                 handle.version = done.version
-        session.saw(done.id, done.version)
+        session.saw(node, done.version)
         node.owner = None
         if done.version > node.version or (done.version == node.version and done.ctime_ns >= node.ctime_ns):
             node.version, node.size = done.version, done.size

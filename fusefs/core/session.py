@@ -66,20 +66,28 @@ class Session:
         self.settings = settings
         self._resumed_ns = resumed_ns
         self._seen: OrderedDict[str, int] = OrderedDict()
+        self._seen_at: OrderedDict[str, str] = OrderedDict()
         self._vacated: OrderedDict[str, Vacated] = OrderedDict()
         self.refusals: deque[Refusal] = deque(maxlen=_REFUSALS)
         self._refused_at: dict[tuple[str, str, type[FsError]], float] = {}
 
     # -- Seen --------------------------------------------------------------------------------------
 
-    def saw(self, node_id: str, version: int) -> None:
+    def saw(self, node: Node, version: int) -> None:
         """The session opened this version for reading, was served it, or wrote it."""
-        seen = self._seen
+        seen, node_id = self._seen, node.id
         known = seen.get(node_id)
         if known is None or known < version:
             seen[node_id] = version
+            self._seen_at[node.path] = node_id
             if known is None and len(seen) > _SEEN_LINEAGES:
                 seen.popitem(last=False)
+                while len(self._seen_at) > _SEEN_LINEAGES:
+                    self._seen_at.popitem(last=False)
+
+    def left(self, path: str) -> None:
+        """The session itself took away what it saw at a path."""
+        self._seen_at.pop(path, None)
 
     def seen(self, node_id: str) -> int | None:
         return self._seen.get(node_id)
@@ -99,6 +107,14 @@ class Session:
             if seen < node.version:
                 raise StaleVersion(path=node.path, expected=seen, actual=node.version)
             return
+        there = self._seen_at.get(node.path)
+        if there is not None and there != node.id:
+            raise StaleVersion(
+                f"another file is at this name since you read it; read it again and retry (it is at version "
+                f"{node.version})",
+                path=node.path,
+                actual=node.version,
+            )
         if node.session == self.scope.session or node.size == 0:
             return
         if self.settings.require_read:
@@ -112,6 +128,7 @@ class Session:
 
     def vacate(self, path: str, node_id: str, version: int) -> None:
         """Note that the session deleted the lineage at a path; `version` is what the delete took."""
+        self.left(path)
         self._vacated[path] = Vacated(node_id, version, self._seen.get(node_id), time.monotonic())
         self._vacated.move_to_end(path)
         while len(self._vacated) > 1000:
@@ -141,6 +158,9 @@ class Session:
 
     def refuse(self, op: str, path: str, error: FsError) -> None:
         """Tell a refusal in `.fusefs/errors` and the log, once: the VFS repeats an ESTALE (measured)."""
+        if error.told:
+            return
+        error.told = True
         key = (op, path, type(error))
         now = time.time()
         if now - self._refused_at.get(key, 0.0) < _SAME_REFUSAL_S:

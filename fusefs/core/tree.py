@@ -28,7 +28,8 @@ class Node:
     `parent` None: the root, an orphan (`gone`), or a directory moved to where nothing is loaded
     (`where` holds its path). `loaded`: `children` is complete; otherwise it holds only what is pinned.
     `touched` collects the lineages that change while the directory is being loaded. `owner` is the
-    session that made an uncommitted file; others do not see it. `pins` counts what keeps the node in
+    session that made an uncommitted file; others do not see it. `removed_by` is the session of this daemon
+    that made an orphan of the node; None: others did. `pins` counts what keeps the node in
     memory: the kernel's inodes and open handles.
     """
 
@@ -49,6 +50,7 @@ class Node:
         "owner",
         "parent",
         "pins",
+        "removed_by",
         "session",
         "size",
         "touched",
@@ -77,6 +79,7 @@ class Node:
         self.touched: set[str] | None = None
         self.owner: object | None = None
         self.gone = False
+        self.removed_by: object | None = None
         self.where: str | None = None
         self.pins = 0
         self.generation = secrets.randbits(32)

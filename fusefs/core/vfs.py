@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import stat as stat_bits
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import TypeVar
 
 from fusefs.core.filesystem import Caller, Filesystem, Opened, SetAttr, Space, now_ns
@@ -395,30 +396,30 @@ class SessionFs(Filesystem):
             raise
 
     async def _remove_node(self, directory: Node, name: str, path: str, node: Node) -> None:
-        inodes = self.ns.inodes_of(node)
-        for inode in inodes:
-            await self.io.pin(inode)
-            if not node.committed:
-                # A commit may be under way; after it there is a row to delete.
-                async with inode.lock:
-                    pass
         if any(not child.committed for child in node.children.values()):
             raise NotEmpty(path=path)
-        if node.committed:
-            version = await self._delete_row(directory, name, path, node)
-            if version is None:
+        async with AsyncExitStack() as commits:
+            # A commit under way ends first; one that waits finds an orphan.
+            inode = self.table.known(self, node.ino)
+            if inode is not None:
+                await commits.enter_async_context(inode.lock)
+                await self.io.pin(inode)
+            version = await self._delete_row(directory, name, path, node) if node.committed else None
+            if node.gone:
                 return
-            self.ns.usage.add(-1, -node.size)
-            self.session.vacate(path, node.id, version)
+            node.removed_by = self
+            if version is not None:
+                self.ns.usage.add(-1, -node.size)
+                if node.version > 0:
+                    self.session.vacate(path, node.id, version)
             self.ns.tree.detach(node, version)
-        else:
-            self.ns.tree.detach(node)
         self.ns.directory_changed(directory)
         self.ns.name_gone(directory, name, node, by=self)
         self.ns.attrs_changed(node, by=self)
 
     async def _delete_row(self, directory: Node, name: str, path: str, node: Node) -> int | None:
-        """Delete the row; None where the node went while we asked."""
+        """Delete the row. Where others replaced it since we looked, what has the name now is deleted, and
+        None returned."""
         try:
             return await files.delete(self.ns.db, self.scope, path, node.id)
         except NotFound:
@@ -428,7 +429,6 @@ class SessionFs(Filesystem):
                 if now is node:
                     self.ns.tree.detach(node)
                 raise
-            # Replaced by others since we looked: that one has the name now.
             await self._remove_node(directory, name, path, now)
             return None
 
@@ -510,11 +510,14 @@ class SessionFs(Filesystem):
     ) -> None:
         ns, old_name = self.ns, source.name
         replaced = target is not None and mode == ""
+        self.session.left(source.path)
+        if replaced and target is not None:
+            target.removed_by = self
         moved = ns.apply_rename(source, new_directory, new_name, target, row, exchange=mode == "exchange")
         if replaced and target is not None:
             ns.usage.add(-1, -target.size)
             if moved:
-                self.session.saw(row.id, row.version)
+                self.session.saw(source, row.version)
         ns.directory_changed(directory)
         ns.directory_changed(new_directory)
         ns.name_gone(directory, old_name, source, by=self)

@@ -17,7 +17,8 @@ class FsError(Exception):
     """Something that the file system refuses or cannot do.
 
     A subclass's docstring is its default message; `hint` says what a person can do about it.
-    Messages name paths, sizes and versions, never contents or secrets.
+    Messages name paths, sizes and versions, never contents or secrets. `told` is set once a session has
+    been told of it.
     """
 
     errno: ClassVar[int] = errno.EIO
@@ -29,6 +30,7 @@ class FsError(Exception):
         self.path = path
         self.message = message or (type(self).__doc__ or "").strip().splitlines()[0].rstrip(".")
         self.given_hint = hint or type(self).hint
+        self.told = False
         super().__init__(self.message)
 
     def __str__(self) -> str:
