@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from tests.harness import Mount, Namespace
+from tests.harness import Namespace
 
 # Announcements take milliseconds; a loaded machine gets this long before it is a failure.
 DEADLINE_S = 10.0
@@ -51,6 +51,24 @@ class Result:
 _WORKER = 'while read -r script out err; do bash -c "$(<"$script")" < /dev/null > "$out" 2> "$err"; echo $?; done'
 
 
+class View(Protocol):
+    """Where a session sees its namespace: a mount of its own, or its folder in a host's mount."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def session(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostFolder:
+    """A session's folder in a host's mount."""
+
+    path: Path
+    session: str
+
+
 class Side:
     """One session's view of the directory under test.
 
@@ -58,7 +76,7 @@ class Side:
     fork there would copy the descriptors that a test holds open, and the copies' close at exec is a flush.
     """
 
-    def __init__(self, mount: Mount, name: str) -> None:
+    def __init__(self, mount: View, name: str) -> None:
         self.mount = mount
         self.root = mount.path / name
         self.control = mount.path / ".fusefs"
@@ -179,11 +197,11 @@ class Files:
 class Duo:
     """Two sessions in one fresh directory."""
 
-    def __init__(self, mounts: tuple[Mount, ...], namespace: Namespace, name: str) -> None:
+    def __init__(self, mounts: tuple[View, ...], namespace: Namespace, name: str) -> None:
         (mounts[0].path / name).mkdir()
+        for mount in mounts:
+            eventually((mount.path / name).is_dir, f"the new directory in session {mount.session}")
         self.sides = tuple(Side(mount, name) for mount in mounts)
-        for side in self.sides:
-            eventually(side.root.is_dir, f"the new directory in session {side.mount.session}")
         self.a, self.b = self.sides[:2]
         self.files = Files(namespace, name)
 

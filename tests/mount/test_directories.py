@@ -28,7 +28,7 @@ def insert(namespace: harness.Namespace, directory: str, pattern: str, count: in
 @pytest.fixture(scope="module")
 def big(module_namespace: harness.Namespace, shared_mount: harness.Mount) -> Path:
     insert(module_namespace, "big", "entry-%s", ENTRIES)
-    eventually(lambda: (shared_mount.path / "big").is_dir(), "the directory in the mount")
+    eventually((shared_mount.path / "big").is_dir, "the directory in the mount")
     return shared_mount.path / "big"
 
 

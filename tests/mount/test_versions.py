@@ -15,25 +15,33 @@ import pytest
 
 from tests import harness
 from tests.mount.posix_support import RENAME_EXCHANGE, errno_of, in_child, opened, refused, renameat2
-from tests.mount.sides import STALE, Duo, Side, eventually, finish
+from tests.mount.sides import STALE, Duo, HostFolder, Side, View, eventually, finish
 
 _numbers = itertools.count(1)
 # The daemon logs each refusal; they are what these tests are about.
 EXPECTED_LOG = r"stale|conflict|refused"
 
 
-@pytest.fixture(scope="module")
-def mounts(module_mount: harness.MountFactory) -> tuple[harness.Mount, ...]:
-    pair = (module_mount(session="s-one"), module_mount(session="s-two"))
-    for mount in pair:
-        mount.expect_log(EXPECTED_LOG)
-    return pair
+@pytest.fixture(scope="module", params=["two-daemons", "one-host"])
+def mounts(request: pytest.FixtureRequest, module_mount: harness.MountFactory) -> tuple[View, ...]:
+    """Two sessions of one agent: in a daemon each, or both in the daemon of a host."""
+    names = ("s-one", "s-two")
+    if request.param == "two-daemons":
+        pair = tuple(module_mount(session=name) for name in names)
+        for mount in pair:
+            mount.expect_log(EXPECTED_LOG)
+        return pair
+    host = module_mount(layout="host")
+    host.expect_log(EXPECTED_LOG)
+    agent = host.path / module_mount.namespace.tenant / module_mount.namespace.agent
+    folders = tuple(HostFolder(agent / f"{name}-hosted", f"{name}-hosted") for name in names)
+    for folder in folders:
+        folder.path.mkdir()
+    return folders
 
 
 @pytest.fixture
-def duo(
-    mounts: tuple[harness.Mount, ...], module_namespace: harness.Namespace, request: pytest.FixtureRequest
-) -> Iterator[Duo]:
+def duo(mounts: tuple[View, ...], module_namespace: harness.Namespace, request: pytest.FixtureRequest) -> Iterator[Duo]:
     found = Duo(mounts, module_namespace, f"{request.node.originalname.removeprefix('test_')}-{next(_numbers)}")
     yield found
     found.close()
@@ -44,8 +52,8 @@ def third(duo: Duo, mount: harness.Mount) -> Iterator[Side]:
     """Another session's view of the same directory; its daemon ends with the block."""
     mount.expect_log(EXPECTED_LOG)
     side = Side(mount, duo.a.root.name)
-    yield side
-    side.close()
+    with contextlib.closing(side):
+        yield side
     mount.umount()
 
 
