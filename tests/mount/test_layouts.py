@@ -10,6 +10,7 @@ import pytest
 
 from tests import harness
 from tests.mount.posix_support import refused
+from tests.mount.sides import eventually
 
 RESULTS = "large_tool_results"
 RESERVED = {"memories", "skills"}
@@ -89,7 +90,7 @@ def test_sessions_of_a_host_share_files_but_not_machine_paths(agent_folder: Path
         file.write("not closed")
         file.flush()
         assert not (two / "draft").exists()
-    assert (two / "draft").read_text() == "not closed"
+    eventually(lambda: (two / "draft").read_text() == "not closed", "the file once it is closed")
     with refused(errno.EXDEV):
         os.rename(one / "shared", two / "moved")
 
