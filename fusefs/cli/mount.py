@@ -36,7 +36,7 @@ SECRET = frozenset({"dsn"})
 @options.session
 @options.option("--create", is_flag=True, help="Make the tenant and the agent if they do not exist.")
 @options.principal
-@options.option("--all", "all_", is_flag=True, help="Show every tenant (of --tenant: every agent), read-only.")
+@options.option("--all", "all_", is_flag=True, help="Show all tenants and agents, or those of --tenant; read-only.")
 @options.option("--rw", is_flag=True, help="With --all: allow changes.")
 @options.mounting
 @click.pass_context

@@ -124,10 +124,12 @@ def progress(label: str, total: int | None, unit_bytes: bool = False) -> Iterato
 def confirm(question: str, yes: bool) -> None:
     """Ask on a terminal; elsewhere --yes must have been given.
 
-    Raises click.Abort on no, click.UsageError where nobody can be asked.
+    Ends the command with exit code 1 on no. Raises click.UsageError where nobody can be asked.
     """
     if yes:
         return
     if not sys.stdin.isatty():
         raise click.UsageError(f"{question.rstrip('?')}: pass --yes to do it without being asked")
-    click.confirm(printable(question), abort=True, err=True)
+    if not click.confirm(printable(question), err=True):
+        click.echo("nothing was changed", err=True)
+        raise click.exceptions.Exit(1)

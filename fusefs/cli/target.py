@@ -70,16 +70,11 @@ def _mounted(record: registry.Record, inside: str, values: dict[str, Any]) -> Ta
     if record.agent_id is not None:
         return Target(dsn, record.tenant_id, record.agent_id, paths.normalise(inside, _WIDEST))
     parts = [part for part in inside.split("/") if part]
-    if record.tenant_id is None and record.tenant is None:
-        tenant, parts = (parts[0] if parts else None), parts[1:]
-    else:
-        tenant = record.tenant_id or record.tenant
-    agent, parts = (parts[0] if parts else None), parts[1:]
-    if record.layout == "host":
-        parts = parts[1:]
-    if tenant is None or agent is None:
+    # <tenant>/<agent>/…, in a host's mount <tenant>/<agent>/<session>/…
+    above = 3 if record.layout == "host" else 2
+    if len(parts) < above:
         raise BadPath("not inside an agent's directory", path=inside)
-    return Target(dsn, tenant, agent, paths.normalise("/" + "/".join(parts), _WIDEST))
+    return Target(dsn, parts[0], parts[1], paths.normalise("/" + "/".join(parts[above:]), _WIDEST))
 
 
 def whole_agent(name: str | None, values: dict[str, Any]) -> Target:

@@ -8,6 +8,7 @@ Threading: stateless; every function may run at once with any other.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from fusefs.db.pool import Database
@@ -15,9 +16,9 @@ from fusefs.db.queries import query
 from fusefs.rules import paths
 from fusefs.rules.config import Limits
 from fusefs.rules.errors import NotFound
-from fusefs.rules.model import Commit
+from fusefs.rules.model import Attrs, Commit
 from fusefs.rules.scope import Scope
-from fusefs.store import versions
+from fusefs.store import files, versions
 from fusefs.store.tenants import as_uuid
 
 _LIST_CONFLICTS = query("list_conflicts")
@@ -60,15 +61,27 @@ async def read_conflict(db: Database, scope: Scope, conflict_id: str) -> tuple[C
 
 
 async def accept(db: Database, scope: Scope, limits: Limits, conflict_id: str) -> tuple[Conflict, Commit]:
-    """Write the loser's bytes over the version that is at its path now, and forget the conflict.
+    """Write the loser's bytes over the version that is at its path now, and forget the conflict. Bytes that
+    were to be appended are appended.
 
     Raises NotFound, StaleVersion when the file changes at the same moment, Denied where the principal may not
     write. The conflict is forgotten only after the bytes are safe.
     """
     conflict, content = await read_conflict(db, scope, conflict_id)
-    commit = await versions.put(db, scope, limits, conflict.path, content, mode=0o644, op="write")
+    if conflict.op == "append":
+        commit = await _append(db, scope, limits, conflict.path, content)
+    else:
+        commit = await versions.put(db, scope, limits, conflict.path, content, mode=0o644, op="write")
     await drop(db, scope, conflict_id)
     return conflict, commit
+
+
+async def _append(db: Database, scope: Scope, limits: Limits, path: str, data: bytes) -> Commit:
+    try:
+        node = await files.stat(db, scope, path)
+    except NotFound:
+        return await versions.put(db, scope, limits, path, data, mode=0o644, op="write")
+    return await files.append(db, scope, limits, path, node.id, data, attrs=Attrs(mtime_ns=time.time_ns()))
 
 
 async def drop(db: Database, scope: Scope, conflict_id: str) -> Conflict:

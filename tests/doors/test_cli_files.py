@@ -130,8 +130,7 @@ def test_paths_in_a_mounted_directory_name_their_agent(
     one = mounted("one", "agent", agent.tenant_id, agent.agent_id)
     host = mounted("host", "host", None, None) / agent.tenant / agent.agent / "s-1"
     everything = mounted("all", "all", None, None) / agent.tenant / agent.agent
-    of_tenant = mounted("tenant", "all", agent.tenant_id, None) / agent.agent
-    for root in (one, host, everything, of_tenant):
+    for root in (one, host, everything):
         assert fusefs("versions", str(root / "d" / "a"), "--json").json[0]["path"] == "/d/a", root
     monkeypatch.chdir(one)
     assert fusefs("versions", "d/../d/a", "--version", "1").stdout == b"x"
@@ -142,12 +141,12 @@ def test_paths_in_a_mounted_directory_name_their_agent(
 # Conflicts
 
 
-def conflict(agent: harness.Namespace, path: str, content: bytes) -> str:
+def conflict(agent: harness.Namespace, path: str, content: bytes, op: str = "write") -> str:
     made = str(uuid.uuid4())
     agent.execute(
         "insert into agent_file_conflicts (tenant_id, agent_id, id, path, expected_version, actual_version, op,"
-        " content, session, principal) values (%s, %s, %s, %s, 1, 2, 'write', %s, 's-1', 'agent')",
-        (agent.tenant_id, agent.agent_id, made, path, content),
+        " content, session, principal) values (%s, %s, %s, %s, 1, 2, %s, %s, 's-1', 'agent')",
+        (agent.tenant_id, agent.agent_id, made, path, op, content),
     )
     return made
 
@@ -167,6 +166,14 @@ def test_conflicts(fusefs: Fusefs, agent: harness.Namespace) -> None:
     assert fusefs("conflicts", "list", "--json").json == []
     for wrong in (lost, "nonsense"):
         assert "there is no conflict" in fusefs.fails(3, "conflicts", "show", wrong)
+
+
+def test_accepting_an_append_appends(fusefs: Fusefs, agent: harness.Namespace) -> None:
+    put(agent, "/log", "one\n")
+    fusefs("conflicts", "accept", conflict(agent, "/log", b"two\n", "append"))
+    fusefs("conflicts", "accept", conflict(agent, "/new", b"first\n", "append"))
+    rows = agent.execute("select path, content from agent_files where kind = 'file' order by path")
+    assert rows == [("/log", "one\ntwo\n"), ("/new", "first\n")]
 
 
 def test_dropping_a_conflict_asks(fusefs: Fusefs, agent: harness.Namespace) -> None:

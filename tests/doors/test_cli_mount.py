@@ -21,6 +21,7 @@ from fusefs.cli import mountpoint, processes, registry
 from fusefs.rules.errors import MountFailed
 from tests import harness
 from tests.doors.command import Fusefs
+from tests.doors.test_cli_admin import put
 
 pytestmark = pytest.mark.kernel
 BOUND_S = 60
@@ -355,6 +356,43 @@ def test_a_frozen_daemon_hangs_nobody_and_its_place_is_used_again(commands: Comm
     os.kill(pid_of(commands), signal.SIGSTOP)
     commands.ok("umount", "--force", where)
     assert commands.status() == []
+
+
+def test_force_frees_who_waits_for_a_frozen_daemon(commands: Commands, where: Path) -> None:
+    commands.mount(where)
+    pid = pid_of(commands)
+    os.kill(pid, signal.SIGSTOP)
+    # No look-up of that name is in the kernel's cache: it must wait for the daemon.
+    with subprocess.Popen(["cat", where / "never-looked-up"], stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        blocked, _, _ = select.select([waiting.stderr], [], [], 0.5)
+        assert not blocked
+        commands.ok("umount", "--force", where)
+        assert waiting.wait(BOUND_S) == 1
+        assert "No such file" not in waiting.stderr.read()
+    assert commands.status() == []
+
+
+def test_paths_in_a_host_mount_and_in_one_of_everything(commands: Commands, where: Path) -> None:
+    namespace = commands.namespace
+    put(namespace, "/a", "x")
+    commands.ok("host", where)
+    session = where / namespace.tenant / namespace.agent / "s-1"
+    session.mkdir()
+    assert commands.ok("versions", session / "a", "--version", "1") == "x"
+    assert [one["layout"] for one in commands.status()] == ["host"]
+    commands.ok("umount", where)
+    commands.ok("mount", where, "--all")
+    file = where / namespace.tenant / namespace.agent / "a"
+    assert commands.ok("versions", file, "--version", "1") == "x"
+    with pytest.raises(OSError, match="Read-only"):
+        file.write_text("y")
+    commands.ok("umount", where)
+    commands.ok("mount", where, "--tenant", namespace.tenant, "--rw")
+    file = where / namespace.tenant / namespace.agent / "a"
+    assert os.listdir(where) == [namespace.tenant]
+    file.write_text("y")
+    assert commands.ok("versions", file, "--version", "2") == "y"
 
 
 def test_a_read_that_never_ends_is_given_up(commands: Commands, where: Path) -> None:
