@@ -8,14 +8,12 @@ Threading: one trio nursery; the kernel's caches are told by threads of `fuse.no
 
 from __future__ import annotations
 
-import os
 import signal
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-import pyfuse3
 import trio
 
 from fusefs import telemetry
@@ -25,16 +23,12 @@ from fusefs.core.mounted import Mounted
 from fusefs.db import migrate
 from fusefs.db.listen import Listener
 from fusefs.db.pool import Database, open_database
-from fusefs.fuse.mounting import forbid_symlinks, is_mounted
 from fusefs.fuse.notify import KernelCaches
-from fusefs.fuse.operations import Operations
+from fusefs.fuse.serving import KernelMount
 from fusefs.rules.config import Settings
-from fusefs.rules.errors import BadScope, MountFailed
+from fusefs.rules.errors import BadScope
 from fusefs.rules.scope import Principal, Scope, new_session
 from fusefs.store import tenants
-
-_MAX_TASKS = 10_000
-"""pyfuse3's default of 99 lets handlers that wait for Postgres stop look-ups that need nothing (measured: 7 s)."""
 
 _log = telemetry.get_logger()
 
@@ -101,30 +95,30 @@ async def _serve(spec: MountSpec, on_ready: Callable[[Ready], None]) -> None:
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(listener.run)
-            root, ready_scope = await _root(spec, db, mounted)
-            _mount(spec, mounted, root)
+            root, scope = await _root(spec, db, mounted)
+            host = spec.layout is Layout.HOST
+            kernel = KernelMount(
+                spec.mountpoint,
+                mounted,
+                root,
+                allow_other=spec.allow_other or host,
+                nosymfollow=spec.layout is not Layout.AGENT,
+            )
             caches.start()
-            connection = 0
             clean = False
-
-            def serving_begun(stat: os.stat_result) -> None:
-                nonlocal connection
-                connection = os.minor(stat.st_dev)
-                on_ready(Ready(*_ids(ready_scope), connection))
-
             try:
                 async with trio.open_nursery() as serving:
-                    serving.start_soon(_stop_on_signal)
+                    serving.start_soon(_stop_on_signal, kernel)
                     serving.start_soon(mounted.keep_times)
-                    serving.start_soon(_first_answer, spec.mountpoint, serving_begun)
-                    await pyfuse3.main(max_tasks=_MAX_TASKS)
+                    serving.start_soon(_say_ready, kernel, scope, on_ready)
+                    await kernel.serve()
                     serving.cancel_scope.cancel()
                 clean = True
             finally:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + 2 * spec.settings.write_timeout_s):
                     await mounted.close()
                 caches.stop()
-                pyfuse3.close(unmount=clean and is_mounted(spec.mountpoint, connection))
+                kernel.close(unmount=clean)
                 _log.info("daemon.stopped", clean=clean)
             nursery.cancel_scope.cancel()
 
@@ -149,34 +143,16 @@ async def _root(spec: MountSpec, db: Database, mounted: Mounted) -> tuple[Filesy
     return await mounted.open_session(scope, index=0), scope
 
 
-def _mount(spec: MountSpec, mounted: Mounted, root: Filesystem) -> None:
-    options = {"default_permissions", "fsname=fusefs", "subtype=fusefs"}
-    if spec.allow_other or spec.layout is Layout.HOST:
-        options.add("allow_other")
-    if spec.settings.read_only:
-        options.add("ro")
-    operations = Operations(mounted.table, root, xattr=spec.settings.xattr)
-    try:
-        pyfuse3.init(operations, spec.mountpoint, options)
-    except RuntimeError as error:
-        raise MountFailed(
-            f"the kernel refused to mount {spec.mountpoint}", hint="The lines above say why (libfuse)."
-        ) from error
-    if spec.layout is not Layout.AGENT and os.geteuid() == 0:
-        forbid_symlinks(spec.mountpoint, read_only=spec.settings.read_only)
+async def _say_ready(kernel: KernelMount, scope: Scope | None, on_ready: Callable[[Ready], None]) -> None:
+    connection = await kernel.wait_answer()
+    if scope is None:
+        on_ready(Ready(None, None, None, connection))
+    else:
+        on_ready(Ready(scope.session, scope.tenant_id, scope.agent_id, connection))
 
 
-async def _first_answer(mountpoint: str, then: Callable[[os.stat_result], None]) -> None:
-    """The first answer of the mount proves that it serves."""
-    then(await trio.to_thread.run_sync(os.stat, mountpoint))
-
-
-def _ids(scope: Scope | None) -> tuple[str | None, str | None, str | None]:
-    return (None, None, None) if scope is None else (scope.session, scope.tenant_id, scope.agent_id)
-
-
-async def _stop_on_signal() -> None:
+async def _stop_on_signal(kernel: KernelMount) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for _ in signals:
             _log.info("daemon.stopping")
-            pyfuse3.terminate()
+            kernel.stop()

@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from fusefs.core.filesystem import Filesystem, Opened
-from fusefs.core.inodes import Handle, Inode, Stat
+from fusefs.core.attributes import Stat
+from fusefs.core.filesystem import Filesystem, Handle, Inode, Opened
 from fusefs.core.tree import Node
 from fusefs.core.vfs import SessionFs
 from fusefs.rules import paths

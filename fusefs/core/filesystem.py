@@ -1,51 +1,202 @@
-"""The interface between a door to the kernel and what answers for an inode.
+"""Inodes, handles, and the interface of what answers for them.
 
-Decided here and only here: what a mounted directory answers when nothing else is said: it is
-read-only, has no files, and cannot be written.
+Decided here and only here: how a kernel inode number is made, when an inode may be forgotten, and what
+a mounted directory answers when nothing else is said: it is read-only, has no files, and cannot be
+written. One node of a namespace has one inode per session that the kernel sees it through, so that
+sessions share no page cache and no dentry.
 
-Threading: one trio thread.
+Threading: one trio thread; the methods of inodes, handles and their table do not await.
 """
 
 from __future__ import annotations
 
+import copy
 import os
-import time
+import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fusefs.core.inodes import Handle, Inode, InodeTable, Stat
-from fusefs.rules.errors import Denied, NotADirectory, NotFound, NotPermitted
+import trio
+
+from fusefs.core.attributes import Caller, SetAttr, Space, Stat
+from fusefs.core.buffers import Buffer
+from fusefs.core.tree import Node
+from fusefs.rules.errors import Denied, FsError, NotADirectory, NotFound, NotPermitted, StaleVersion
 from fusefs.rules.model import Kind
 
-_CLOCK_REALTIME_COARSE = 5
-"""clock_gettime(2) on Linux; Python's `time` does not name it."""
+INDEX_SHIFT = 40
+"""A kernel inode number is the session's index above this bit and the incarnation below it."""
 
 
-def now_ns() -> int:
-    """The clock of time stamps, as coarse as a local disk's (one tick, 4 ms): writes of one tick leave
-    mtime alone, and the kernel keeps their pages."""
-    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+_ABSENT_NAMES = 10_000
+"""Missing names that the kernel may remember of one directory: each is to be found again."""
 
 
-@dataclass(slots=True)
-class SetAttr:
-    """What setattr is to change; None leaves it. Times in ns."""
+class Inode:
+    """A node as one session's kernel mount sees it.
 
-    mode: int | None = None
-    uid: int | None = None
-    gid: int | None = None
-    size: int | None = None
-    atime_ns: int | None = None
-    mtime_ns: int | None = None
+    Attributes:
+        owner: the file system (session, control directory, layout folder) that answers for it.
+        node: the node; the owner knows its type.
+        kernel_version: the version whose pages the kernel holds, None when unknown.
+        pinned: content of an orphan, kept while handles are open.
+        absent: names of a directory that the kernel may remember as missing.
+    """
+
+    __slots__ = ("_lock", "absent", "buffer", "handles", "kernel_version", "kino", "lookups", "node", "owner", "pinned")
+
+    def __init__(self, owner: Filesystem, node: Node, kino: int) -> None:
+        self.owner = owner
+        self.node = node
+        self.kino = kino
+        self.lookups = 0
+        self.kernel_version: int | None = None
+        self.buffer: Buffer | None = None
+        self.handles: set[Handle] = set()
+        self.pinned: bytes | None = None
+        self.absent: set[str] | None = None
+        self._lock: trio.Lock | None = None
+
+    @property
+    def lock(self) -> trio.Lock:
+        """Held over the commit of this inode's buffer and over the loading of its content."""
+        if self._lock is None:
+            self._lock = trio.Lock()
+        return self._lock
+
+    def remember_absent(self, name: str) -> bool:
+        """Note that the kernel was told a name is missing. False: too many, it must not remember this one."""
+        if self.absent is None:
+            self.absent = set()
+        if len(self.absent) >= _ABSENT_NAMES:
+            return False
+        self.absent.add(name)
+        return True
+
+    def forget_absent(self, name: str) -> bool:
+        """Whether the kernel may remember the name as missing; it is about to be told otherwise."""
+        if self.absent is not None and name in self.absent:
+            self.absent.discard(name)
+            return True
+        return False
+
+    @property
+    def writers(self) -> Iterable[Handle]:
+        return (handle for handle in self.handles if handle.writable)
 
 
-@dataclass(frozen=True, slots=True)
-class Space:
-    """What statfs shows: bytes and files in all and free."""
+class Handle:
+    """One open file description.
 
-    total_bytes: int
-    free_bytes: int
-    total_files: int
-    free_files: int
+    Attributes:
+        version: the version at open, raised by this session's own commits; a write on a handle whose
+            version was superseded by others is refused.
+        failed: set by the first refusal; every later write and flush repeats it.
+        serial: identifies the handle in `write_handle`.
+        created: this handle made the file.
+        wrote: this handle has put bytes into the buffer.
+    """
+
+    __slots__ = (
+        "append",
+        "created",
+        "failed",
+        "fh",
+        "inode",
+        "names",
+        "readable",
+        "serial",
+        "size_at_open",
+        "version",
+        "writable",
+        "wrote",
+    )
+
+    def __init__(self, inode: Inode, flags: int) -> None:
+        access = flags & os.O_ACCMODE
+        self.inode = inode
+        self.fh = 0
+        self.readable = access != os.O_WRONLY
+        self.writable = access != os.O_RDONLY
+        self.append = bool(flags & os.O_APPEND)
+        self.version = inode.node.version
+        self.size_at_open = inode.node.size
+        self.failed: FsError | None = None
+        self.serial = secrets.randbits(62)
+        self.created = False
+        self.wrote = False
+        self.names: list[str] | None = None
+
+    def check(self) -> None:
+        """Raise what this handle failed with before."""
+        if self.failed is not None:
+            again = copy.copy(self.failed)
+            again.told = True
+            raise again
+
+
+class InodeTable:
+    """All inodes and handles of one kernel mount."""
+
+    def __init__(self) -> None:
+        self.inodes: dict[int, Inode] = {}
+        self.handles: dict[int, Handle] = {}
+        self._next_fh = 1
+
+    def get(self, kino: int) -> Inode:
+        """Raises StaleVersion for a number that was forgotten, which only a file handle can name."""
+        try:
+            return self.inodes[kino]
+        except KeyError:
+            raise StaleVersion("no such inode any more") from None
+
+    def known(self, owner: Filesystem, ino: int) -> Inode | None:
+        return self.inodes.get(owner.index << INDEX_SHIFT | ino)
+
+    def obtain(self, owner: Filesystem, node: Node) -> Inode:
+        """The inode of a node in one session, made on first use. The caller counts the look-up or
+        opens a handle before it awaits."""
+        kino = owner.index << INDEX_SHIFT | node.ino
+        inode = self.inodes.get(kino)
+        if inode is None:
+            inode = self.inodes[kino] = Inode(owner, node, kino)
+            node.pins += 1
+        elif inode.node is not node:
+            # The mirror lost track of the node and found it again: the kernel did not.
+            inode.node.pins -= 1
+            inode.node = node
+            inode.kernel_version = None
+            node.pins += 1
+        return inode
+
+    def count_lookup(self, inode: Inode) -> None:
+        inode.lookups += 1
+
+    def forget(self, kino: int, lookups: int) -> None:
+        inode = self.inodes.get(kino)
+        if inode is not None:
+            inode.lookups -= lookups
+            self.release(inode)
+
+    def open(self, handle: Handle) -> int:
+        """Register a handle. Returns its number."""
+        handle.fh = self._next_fh
+        self._next_fh += 1
+        self.handles[handle.fh] = handle
+        handle.inode.handles.add(handle)
+        return handle.fh
+
+    def close(self, handle: Handle) -> None:
+        del self.handles[handle.fh]
+        handle.inode.handles.discard(handle)
+        self.release(handle.inode)
+
+    def release(self, inode: Inode) -> None:
+        """Drop an inode that neither the kernel nor a handle holds."""
+        if inode.lookups <= 0 and not inode.handles and self.inodes.get(inode.kino) is inode:
+            del self.inodes[inode.kino]
+            inode.node.pins -= 1
+            inode.owner.forgotten(inode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +208,11 @@ class Opened:
     direct_io: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who made the request."""
-
-    uid: int
-    gid: int
-
-
 class Filesystem:
     """Answers for a set of inodes. Names are text; paths never reach this layer."""
 
     index = 0
     root: Inode
-
 
     def __init__(self, table: InodeTable) -> None:
         self.table = table

@@ -189,4 +189,3 @@ def _parse(fields: list[Any]) -> tuple[NodeRow, str | None, int | None]:
         raise ValueError("not an announcement")
     row = NodeRow(node_id, path, Kind(kind), ino, version, size, mode, uid, gid, mtime_ns, ctime_ns, session)
     return row, old_path, old
-

@@ -13,9 +13,9 @@ import os
 from collections.abc import Awaitable, Callable
 
 from fusefs import telemetry
+from fusefs.core.attributes import now_ns
 from fusefs.core.buffers import Buffer
-from fusefs.core.filesystem import Opened, now_ns
-from fusefs.core.inodes import Handle, Inode, InodeTable
+from fusefs.core.filesystem import Handle, Inode, InodeTable, Opened
 from fusefs.core.namespace import Namespace
 from fusefs.core.session import Session
 from fusefs.core.tree import UNCOMMITTED, Node
@@ -315,8 +315,11 @@ class FileIo:
         inode = handle.inode
         try:
             buffer = inode.buffer
-            if handle.writable and buffer is not None and buffer.uncommitted and (
-                handle.failed is None or not inode.node.committed
+            if (
+                handle.writable
+                and buffer is not None
+                and buffer.uncommitted
+                and (handle.failed is None or not inode.node.committed)
             ):
                 await self.commit(inode, handle)
         except StaleVersion:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from fusefs.core.filesystem import Caller, Filesystem
-from fusefs.core.inodes import Inode, Stat
+from fusefs.core.attributes import Caller, Stat
+from fusefs.core.filesystem import Filesystem, Inode
 from fusefs.core.mounted import Mounted
 from fusefs.core.tree import Node
 from fusefs.core.vfs import SessionFs

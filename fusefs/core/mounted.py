@@ -15,10 +15,11 @@ from typing import Any
 import trio
 
 from fusefs import __version__, telemetry
+from fusefs.core.attributes import Kernel
 from fusefs.core.contents import Contents
 from fusefs.core.control import ControlFs
+from fusefs.core.filesystem import InodeTable
 from fusefs.core.follow import Follower
-from fusefs.core.inodes import InodeTable, Kernel
 from fusefs.core.namespace import Inos, Namespace
 from fusefs.core.session import Session
 from fusefs.core.vfs import SessionFs

@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from fusefs import telemetry
+from fusefs.core.attributes import Kernel, now_ns
 from fusefs.core.contents import Contents, Reader
-from fusefs.core.filesystem import Filesystem, now_ns
-from fusefs.core.inodes import Inode, InodeTable, Kernel
+from fusefs.core.filesystem import Filesystem, Inode, InodeTable
 from fusefs.core.tree import Node, Tree
 from fusefs.db.pool import Database
 from fusefs.rules.errors import FsError, NotFound, StaleVersion, Unavailable

@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import TypeVar
 
-from fusefs.core.filesystem import Caller, Filesystem, Opened, SetAttr, Space, now_ns
-from fusefs.core.inodes import Handle, Inode, InodeTable, Stat
+from fusefs.core.attributes import Caller, SetAttr, Space, Stat, now_ns
+from fusefs.core.filesystem import Filesystem, Handle, Inode, InodeTable, Opened
 from fusefs.core.io import FileIo
 from fusefs.core.namespace import Namespace
 from fusefs.core.session import Session
@@ -335,9 +335,7 @@ class SessionFs(Filesystem):
     async def symlink(self, parent: Inode, name: str, target: bytes, caller: Caller) -> Inode:
         return await self._special(parent, name, Kind.SYMLINK, 0o777, target, caller)
 
-    async def _special(
-        self, parent: Inode, name: str, kind: Kind, mode: int, content: bytes, caller: Caller
-    ) -> Inode:
+    async def _special(self, parent: Inode, name: str, kind: Kind, mode: int, content: bytes, caller: Caller) -> Inode:
         """A node that is whole at once: a symlink, FIFO, socket, or mknod's regular file."""
         path = self._new_path(parent, name)
         try:
@@ -615,4 +613,3 @@ class SessionFs(Filesystem):
         """Tell the session why, where the errno alone does not."""
         if not isinstance(error, NotFound | Exists | NotADirectory | IsADirectory | NotEmpty | NotPermitted):
             self.session.refuse(op, path, error)
-

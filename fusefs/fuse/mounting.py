@@ -43,4 +43,3 @@ def is_mounted(mountpoint: str, connection: int) -> bool:
             if fields[4].encode("utf-8", "surrogateescape").decode("unicode_escape") == wanted:
                 uppermost = fields[2]
     return uppermost is not None and uppermost.partition(":")[2] == str(connection)
-

@@ -19,8 +19,8 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, InodeT, ReaddirToken, RequestContext, SetattrFields
 
 from fusefs import telemetry
-from fusefs.core.filesystem import Caller, Opened, SetAttr
-from fusefs.core.inodes import Inode, InodeTable, Stat
+from fusefs.core.attributes import Caller, SetAttr, Stat
+from fusefs.core.filesystem import Inode, InodeTable, Opened
 from fusefs.rules.errors import BadName, BadPath, FsError, NotSupported, outcome
 from fusefs.rules.model import Kind
 
@@ -320,4 +320,3 @@ class Operations(pyfuse3.Operations):
     @handler
     async def removexattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> None:
         raise NotSupported("extended attributes are not stored")
-

@@ -1,0 +1,80 @@
+"""The values that pass between the core and the door to the kernel, and the clock of time stamps.
+
+Decided here and only here: what stat, setattr and statfs speak of.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+_CLOCK_REALTIME_COARSE = 5
+"""clock_gettime(2) on Linux; Python's `time` does not name it."""
+
+
+def now_ns() -> int:
+    """The clock of time stamps, as coarse as a local disk's (one tick, 4 ms): writes of one tick leave
+    mtime alone, and the kernel keeps their pages."""
+    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+
+
+@dataclass(slots=True)
+class Stat:
+    """The attributes of one inode, as stat(2) shows them. Times in ns."""
+
+    ino: int
+    generation: int
+    mode: int
+    nlink: int
+    uid: int
+    gid: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    atime_ns: int
+    entry_timeout_s: float
+    attr_timeout_s: float
+
+
+@dataclass(slots=True)
+class SetAttr:
+    """What setattr is to change; None leaves it. Times in ns."""
+
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    size: int | None = None
+    atime_ns: int | None = None
+    mtime_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What statfs shows: bytes and files in all and free."""
+
+    total_bytes: int
+    free_bytes: int
+    total_files: int
+    free_files: int
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who made the request."""
+
+    uid: int
+    gid: int
+
+
+class Kernel(Protocol):
+    """How caches of the kernel are dropped. Neither method waits: see DESIGN section 7 on deadlocks."""
+
+    def invalidate_inode(self, kino: int, *, attr_only: bool = False) -> None:
+        """Drop the attributes, and unless `attr_only` the pages, of an inode."""
+
+    def invalidate_attr_now(self, kino: int) -> None:
+        """Drop the attributes before returning; the one form that is safe on the trio thread."""
+
+    def invalidate_entry(self, parent: int, name: str, deleted: int = 0) -> None:
+        """Drop a name, present or absent, from a directory; tell inotify that `deleted` went."""
