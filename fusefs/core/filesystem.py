@@ -285,6 +285,9 @@ class Filesystem:
     async def write(self, handle: Handle, offset: int, data: bytes) -> int:
         raise Denied("this file is made by the file system")
 
+    async def commit(self, inode: Inode) -> None:
+        """Commit what is buffered of an inode; nothing is."""
+
     async def flush(self, handle: Handle) -> None:
         """Commit what was written; nothing was."""
 

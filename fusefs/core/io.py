@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from fusefs import telemetry
 from fusefs.core.attributes import now_ns
 from fusefs.core.buffers import Buffer
-from fusefs.core.filesystem import Handle, Inode, InodeTable, Opened
+from fusefs.core.filesystem import Filesystem, Handle, Inode, InodeTable, Opened
 from fusefs.core.namespace import Namespace
 from fusefs.core.session import Session
 from fusefs.core.tree import UNCOMMITTED, Node
@@ -34,17 +34,16 @@ class FileIo:
     """The data side of one session's file system.
 
     Args:
-        lost_name: called when an uncommitted file loses its name to someone else's.
+        view: the session's file system, which owns the inodes.
     """
 
-    def __init__(
-        self, ns: Namespace, session: Session, table: InodeTable, lost_name: Callable[[Node], Awaitable[None]]
-    ) -> None:
+    def __init__(self, ns: Namespace, session: Session, table: InodeTable, view: Filesystem) -> None:
         self.ns = ns
         self.session = session
         self.table = table
-        self.owner: object = None
-        self._lost_name = lost_name
+        self._view = view
+        # Set by the view: what happens to the name of an uncommitted file that met another one there.
+        self.lost_name: Callable[[Node], Awaitable[None]]
         self._limits = session.settings.limits
         self._strict = session.settings.consistency is Consistency.STRICT
 
@@ -208,7 +207,7 @@ class FileIo:
     def _check_there(self, node: Node) -> None:
         """A file that this session deleted or replaced lives on for its handles, as on a local disk; one
         that others took away does not, since its bytes would be lost without a word. Raises StaleVersion."""
-        if node.gone and node.removed_by is not self.owner and node.committed:
+        if node.gone and node.removed_by is not self._view and node.committed:
             raise StaleVersion("deleted or replaced by others while you had it open", path=node.path)
 
     def _append_buffer(self, inode: Inode) -> Buffer:
@@ -488,9 +487,9 @@ class FileIo:
         if created:
             if node.parent is not None:
                 ns.directory_changed(node.parent)
-                ns.name_appeared(node.parent, node.name, by=self.owner)
+                ns.name_appeared(node.parent, node.name, by=self._view)
         else:
-            ns.content_changed(node, by=self.owner)
+            ns.content_changed(node, by=self._view)
 
     # -- Refusals ----------------------------------------------------------------------------------
 
@@ -525,7 +524,7 @@ class FileIo:
                 content=data,
             )
         if not node.committed:
-            await self._lost_name(node)
+            await self.lost_name(node)
 
     def _drop(self, inode: Inode) -> None:
         """Forget the buffer, and the kernel's pages, which hold its bytes."""

@@ -15,7 +15,17 @@ from dataclasses import dataclass
 from fusefs import telemetry
 from fusefs.core.tree import Node
 from fusefs.rules.config import Settings, VersionCheck
-from fusefs.rules.errors import FsError, StaleVersion, outcome
+from fusefs.rules.errors import (
+    Exists,
+    FsError,
+    IsADirectory,
+    NotADirectory,
+    NotEmpty,
+    NotFound,
+    NotPermitted,
+    StaleVersion,
+    outcome,
+)
 from fusefs.rules.scope import Scope
 
 _SEEN_LINEAGES = 100_000
@@ -155,6 +165,11 @@ class Session:
         self._vacated.pop(path, None)
 
     # -- Refusals ----------------------------------------------------------------------------------
+
+    def refuse_change(self, op: str, path: str, error: FsError) -> None:
+        """Tell a refusal where the errno alone does not say why."""
+        if not isinstance(error, NotFound | Exists | NotADirectory | IsADirectory | NotEmpty | NotPermitted):
+            self.refuse(op, path, error)
 
     def refuse(self, op: str, path: str, error: FsError) -> None:
         """Tell a refusal in `.fusefs/errors` and the log, once: the VFS repeats an ESTALE (measured)."""

@@ -1,0 +1,402 @@
+"""Names in a session's directories: making them, taking them away, moving them.
+
+Decided here and only here: what each such operation expects of Postgres, what it does to the mirror and
+the kernel's caches after Postgres agreed, and how a change that met a moved or vanished directory is
+tried again.
+
+Threading: one trio thread. The kernel holds the directory's lock over each change to a name, so two
+changes of one name in one session do not overlap; other sessions' do.
+"""
+
+from __future__ import annotations
+
+import os
+import stat as stat_bits
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import TypeVar
+
+from fusefs.core.attributes import Caller, now_ns
+from fusefs.core.filesystem import Filesystem, Inode, InodeTable, Opened
+from fusefs.core.io import FileIo
+from fusefs.core.namespace import Namespace
+from fusefs.core.session import Session
+from fusefs.core.tree import Node
+from fusefs.rules import paths
+from fusefs.rules.errors import (
+    Exists,
+    FsError,
+    IsADirectory,
+    NotADirectory,
+    NotEmpty,
+    NotFound,
+    StaleVersion,
+)
+from fusefs.rules.model import Attrs, Kind, NodeRow
+from fusefs.rules.paths import Op
+from fusefs.store import files
+
+T = TypeVar("T")
+
+
+class Names:
+    """Changes to the names that one session sees.
+
+    Args:
+        view: the session's file system, which owns the inodes.
+        child: the visible node at a name of a directory.
+    """
+
+    def __init__(
+        self,
+        view: Filesystem,
+        table: InodeTable,
+        ns: Namespace,
+        session: Session,
+        io: FileIo,
+        child: Callable[[Inode, str], Awaitable[Node | None]],
+    ) -> None:
+        self._view = view
+        self.table = table
+        self.ns = ns
+        self.session = session
+        self.scope = session.scope
+        self.settings = session.settings
+        self.io = io
+        self._child = child
+        self._limits = session.settings.limits
+
+    # -- New names ---------------------------------------------------------------------------------
+
+    async def create(self, parent: Inode, name: str, mode: int, flags: int, caller: Caller) -> tuple[Inode, Opened]:
+        """open(2) with O_CREAT of a name that the kernel does not know. With O_EXCL the name is claimed
+        in Postgres before the answer; without, the file is this mount's alone until its first commit."""
+        path = self._new_path(parent, name)
+        try:
+            node = await self._child(parent, name)
+            if node is not None:
+                if flags & os.O_EXCL:
+                    raise Exists(path=path)
+                inode = self.table.obtain(self._view, node)
+                return inode, await self.io.open(inode, flags)
+            paths.check(self.scope, Op.CREATE, path)
+            await self._settle_foreign(parent.node, name)
+            if flags & os.O_EXCL:
+                node = await self._claim(parent, name, Kind.FILE, mode, caller, handle=None)
+                expected: int | None = node.version
+            else:
+                node = await self._uncommitted(parent, name, path, mode, caller)
+                expected = None
+        except FsError as error:
+            self.session.refuse_change("create", path, error)
+            raise
+        inode = self.table.obtain(self._view, node)
+        return inode, self.io.opened_new(inode, flags, expected)
+
+    async def _settle_foreign(self, directory: Node, name: str) -> None:
+        """Another session of this daemon has an uncommitted file at the name: it is committed first, so
+        that both meet in Postgres like sessions of different daemons."""
+        node = directory.children.get(name)
+        if node is None or node.committed:
+            return
+        for inode in self.ns.inodes_of(node):
+            if inode.owner is not self._view:
+                await inode.owner.commit(inode)
+
+    async def _uncommitted(self, parent: Inode, name: str, path: str, mode: int, caller: Caller) -> Node:
+        revived = self.session.revives(path)
+        ino = await self.ns.inos.next()
+        node = Node(files.new_id() if revived is None else revived.id, Kind.FILE, ino, name, None)
+        node.mode = stat_bits.S_IMODE(mode)
+        node.uid, node.gid = self._owner_ids(parent.node, caller)
+        node.mtime_ns = node.ctime_ns = now_ns()
+        node.owner = self._view
+        node.session = self.scope.session
+        self.ns.tree.add(node, parent.node, name)
+        parent.node.mtime_ns = parent.node.ctime_ns = node.mtime_ns
+        return node
+
+    async def _claim(
+        self, parent: Inode, name: str, kind: Kind, mode: int, caller: Caller, *, handle: int | None
+    ) -> Node:
+        path = self._new_path(parent, name)
+        revived = self.session.revives(path) if kind is Kind.FILE else None
+        ino = await self.ns.inos.next()
+        uid, gid = self._owner_ids(parent.node, caller)
+        if kind is Kind.DIR and parent.node.mode & stat_bits.S_ISGID:
+            mode |= stat_bits.S_ISGID
+        attrs = Attrs(stat_bits.S_IMODE(mode), uid, gid, now_ns())
+
+        async def claim() -> NodeRow:
+            at = self._new_path(parent, name)
+            return await files.claim(
+                self.ns.db,
+                self.scope,
+                self._limits,
+                at,
+                kind,
+                ino=ino,
+                attrs=attrs,
+                handle=handle,
+                revive=None if revived is None else revived.id,
+            )
+
+        row = await self._in_directory(parent.node, claim)
+        # Whoever gets a lock file reads what its last holder wrote.
+        await self.ns.barrier()
+        return self._take_new(parent.node, name, path, row)
+
+    def _take_new(self, directory: Node, name: str, path: str, row: NodeRow) -> Node:
+        node = self.ns.tree.merge(row, directory, name)
+        if node is None:
+            raise StaleVersion("deleted by others at once", path=path)
+        if node.kind is Kind.DIR and self.ns.live:
+            self.ns.tree.trust(node)
+        self.session.occupied(path)
+        self.ns.usage.add(1, row.size)
+        self.ns.directory_changed(directory)
+        self.ns.name_appeared(directory, name, by=self._view)
+        return node
+
+    async def mkdir(self, parent: Inode, name: str, mode: int, caller: Caller) -> Inode:
+        path = self._new_path(parent, name)
+        try:
+            if await self._child(parent, name) is not None:
+                raise Exists(path=path)
+            node = await self._claim(parent, name, Kind.DIR, mode, caller, handle=None)
+        except FsError as error:
+            self.session.refuse_change("mkdir", path, error)
+            raise
+        return self.table.obtain(self._view, node)
+
+    async def mknod(self, parent: Inode, name: str, kind: Kind, mode: int, caller: Caller) -> Inode:
+        return await self._special(parent, name, kind, mode, b"", caller)
+
+    async def symlink(self, parent: Inode, name: str, target: bytes, caller: Caller) -> Inode:
+        return await self._special(parent, name, Kind.SYMLINK, 0o777, target, caller)
+
+    async def _special(self, parent: Inode, name: str, kind: Kind, mode: int, content: bytes, caller: Caller) -> Inode:
+        """A node that is whole at once: a symlink, FIFO, socket, or mknod's regular file."""
+        path = self._new_path(parent, name)
+        try:
+            if await self._child(parent, name) is not None:
+                raise Exists(path=path)
+            ino = await self.ns.inos.next()
+            uid, gid = self._owner_ids(parent.node, caller)
+            attrs = Attrs(stat_bits.S_IMODE(mode), uid, gid, now_ns())
+            node_id = files.new_id()
+
+            async def create() -> NodeRow:
+                at = self._new_path(parent, name)
+                try:
+                    done = await files.create(
+                        self.ns.db, self.scope, self._limits, at, content,
+                        ino=ino, node_id=node_id, kind=kind, attrs=attrs,
+                    )  # fmt: skip
+                except StaleVersion:
+                    raise Exists(path=at) from None
+                return NodeRow(
+                    done.id, at, kind, ino, done.version, done.size, attrs.mode or 0, uid, gid,
+                    done.mtime_ns, done.ctime_ns, self.scope.session,
+                )  # fmt: skip
+
+            row = await self._in_directory(parent.node, create)
+            self.ns.contents.put(row.id, row.version, content)
+            node = self._take_new(parent.node, name, path, row)
+        except FsError as error:
+            self.session.refuse_change("create", path, error)
+            raise
+        return self.table.obtain(self._view, node)
+
+    # -- Names that go or move ---------------------------------------------------------------------
+
+    async def unlink(self, parent: Inode, name: str) -> None:
+        """unlink(2). Always allowed: the content stays in the history."""
+        await self._remove(parent, name, directory=False)
+
+    async def rmdir(self, parent: Inode, name: str) -> None:
+        await self._remove(parent, name, directory=True)
+
+    async def _remove(self, parent: Inode, name: str, *, directory: bool) -> None:
+        path = paths.join(parent.node.path, name)
+        try:
+            paths.check(self.scope, Op.DELETE, path)
+            node = await self._child(parent, name)
+            if node is None:
+                raise NotFound(path=path)
+            if directory and node.kind is not Kind.DIR:
+                raise NotADirectory(path=path)
+            if not directory and node.kind is Kind.DIR:
+                raise IsADirectory(path=path)
+            await self._remove_node(parent.node, name, path, node)
+        except FsError as error:
+            self.session.refuse_change("rmdir" if directory else "unlink", path, error)
+            raise
+
+    async def _remove_node(self, directory: Node, name: str, path: str, node: Node) -> None:
+        if any(not child.committed for child in node.children.values()):
+            raise NotEmpty(path=path)
+        async with AsyncExitStack() as commits:
+            # A commit under way ends first; one that waits finds an orphan.
+            inode = self.table.known(self._view, node.ino)
+            if inode is not None:
+                await commits.enter_async_context(inode.lock)
+                await self.io.pin(inode)
+            version = await self._delete_row(directory, name, path, node) if node.committed else None
+            if node.gone:
+                return
+            node.removed_by = self._view
+            if version is not None:
+                self.ns.usage.add(-1, -node.size)
+                if node.version > 0:
+                    self.session.vacate(path, node.id, version)
+            self.ns.tree.detach(node, version)
+        self.ns.directory_changed(directory)
+        self.ns.name_gone(directory, name, node, by=self._view)
+        self.ns.attrs_changed(node, by=self._view)
+
+    async def _delete_row(self, directory: Node, name: str, path: str, node: Node) -> int | None:
+        """Delete the row. Where others replaced it since we looked, what has the name now is deleted, and
+        None returned."""
+        try:
+            return await files.delete(self.ns.db, self.scope, path, node.id)
+        except NotFound:
+            await self.ns.barrier()
+            now = directory.children.get(name)
+            if now is None or now is node:
+                if now is node:
+                    self.ns.tree.detach(node)
+                raise
+            await self._remove_node(directory, name, path, now)
+            return None
+
+    async def rename(self, parent: Inode, name: str, new_parent: Inode, new_name: str, mode: str) -> None:
+        """rename(2). Over a file it is checked like a write of that file (the first check)."""
+        source_path = paths.join(parent.node.path, name)
+        path = self._new_path(new_parent, new_name)
+        try:
+            for each in (source_path, path):
+                paths.check(self.scope, Op.RENAME, each)
+            source = await self._child(parent, name)
+            if source is None:
+                raise NotFound(path=source_path)
+            await self._commit_uncommitted(source)
+            await self._settle_foreign(new_parent.node, new_name)
+            target = await self._child(new_parent, new_name)
+            if target is source:
+                return
+            await self._rename(parent.node, source, new_parent.node, new_name, target, mode)
+        except FsError as error:
+            self.session.refuse_change("rename", path, error)
+            raise
+
+    async def _commit_uncommitted(self, node: Node) -> None:
+        """Unflushed bytes of the source are committed before it moves (the rename publishes them)."""
+        for inode in self.ns.inodes_of(node):
+            if inode.owner is self._view or not node.committed:
+                await inode.owner.commit(inode)
+
+    async def _rename(
+        self, directory: Node, source: Node, new_directory: Node, new_name: str, target: Node | None, mode: str
+    ) -> None:
+        expected: int | None = None
+        if target is not None and mode == "":
+            for inode in self.ns.inodes_of(target):
+                await self.io.pin(inode)
+            if not target.committed:
+                # It was never anywhere but here.
+                self.ns.tree.detach(target)
+                target = None
+            elif target.kind is not Kind.DIR and source.kind is not Kind.DIR:
+                self.session.check_replace(target)
+                expected = self.session.expects(target)
+        tries = 0
+        while True:
+            try:
+                row = await files.rename(
+                    self.ns.db,
+                    self.scope,
+                    self._limits,
+                    (source.id, source.path),
+                    (None if target is None else target.id, paths.join(new_directory.path, new_name)),
+                    expected=expected,
+                    mode=mode,
+                )
+                break
+            except NotFound:
+                tries += 1
+                before = source.path, new_directory.path
+                await self.ns.barrier()
+                if tries > 1 or source.gone or new_directory.gone or before == (source.path, new_directory.path):
+                    raise
+        self._renamed(directory, source, new_directory, new_name, target, row, mode)
+
+    def _renamed(
+        self,
+        directory: Node,
+        source: Node,
+        new_directory: Node,
+        new_name: str,
+        target: Node | None,
+        row: NodeRow,
+        mode: str,
+    ) -> None:
+        ns, old_name = self.ns, source.name
+        replaced = target is not None and mode == ""
+        self.session.left(source.path)
+        if replaced and target is not None:
+            target.removed_by = self._view
+        moved = ns.apply_rename(source, new_directory, new_name, target, row, exchange=mode == "exchange")
+        if replaced and target is not None:
+            ns.usage.add(-1, -target.size)
+            if moved:
+                self.session.saw(source, row.version)
+        ns.directory_changed(directory)
+        ns.directory_changed(new_directory)
+        ns.name_gone(directory, old_name, source, by=self._view)
+        if target is not None:
+            ns.name_gone(new_directory, new_name, target, by=self._view)
+        ns.name_appeared(new_directory, new_name, by=self._view)
+        if mode == "exchange":
+            ns.name_appeared(directory, old_name, by=self._view)
+
+    def _new_path(self, parent: Inode, name: str) -> str:
+        paths.check_name(name, self._limits)
+        path = paths.join(parent.node.path, name)
+        paths.check_path(path, self._limits)
+        if parent.node.gone:
+            raise NotFound(path=path)
+        return path
+
+    async def _in_directory(self, directory: Node, change: Callable[[], Awaitable[T]]) -> T:
+        """Make a change in a directory; once more where others moved the directory meanwhile."""
+        path = directory.path
+        try:
+            return await change()
+        except NotFound:
+            await self.ns.barrier()
+            if directory.gone or directory.path == path:
+                raise
+            return await change()
+
+    def _owner_ids(self, directory: Node, caller: Caller) -> tuple[int | None, int | None]:
+        """Owner of a new node; None, "whoever mounts", where that is who makes it."""
+        gid: int | None = None if caller.gid == self.settings.gid else caller.gid
+        if directory.mode & stat_bits.S_ISGID:
+            gid = directory.gid
+        return (None if caller.uid == self.settings.uid else caller.uid), gid
+
+    async def name_lost(self, node: Node) -> None:
+        """An uncommitted file met another one at its name: it is an orphan, the other has the name."""
+        parent, name = node.parent, node.name
+        if parent is None:
+            return
+        path = node.path
+        self.ns.tree.detach(node)
+        try:
+            row = await files.stat(self.ns.db, self.scope, path)
+        except NotFound:
+            row = None
+        if row is not None:
+            self.ns.tree.merge(row, parent, name)
+        self.ns.name_gone(parent, name, node)
