@@ -11,14 +11,15 @@ import pytest
 from tests import harness
 
 CASES_DIR = harness.ROOT.parent / "shared" / "cases"
-# Scripts above this number need two mounts, a runner or a tool layer.
-LAST_SINGLE_MOUNT_CASE = 59
+ONE_MOUNT = range(1, 60)
+TWO_MOUNTS = range(81, 90)
+# What lies between needs a runner for guarded commands or a tool layer, which are not part of a mount.
 CASE_TIMEOUT_S = 60
 
 
-def _numbers() -> list[str]:
+def _numbers(wanted: range) -> list[str]:
     found = sorted(path.stem.removeprefix("case-") for path in CASES_DIR.glob("case-*.sh"))
-    return [number for number in found if int(number) <= LAST_SINGLE_MOUNT_CASE]
+    return [number for number in found if int(number) in wanted]
 
 
 def _run(number: str, *dirs: Path) -> str:
@@ -40,13 +41,26 @@ def cases_mount(module_mount: harness.MountFactory) -> harness.Mount:
     return module_mount(session="cases")
 
 
+@pytest.fixture(scope="module")
+def second_mount(module_mount: harness.MountFactory) -> harness.Mount:
+    return module_mount(session="cases-two")
+
+
 def test_the_case_scripts_are_there() -> None:
     if os.environ.get("FUSEFS_ALLOW_NO_CASES") == "1" and not CASES_DIR.is_dir():
         pytest.skip(f"{CASES_DIR} is missing and FUSEFS_ALLOW_NO_CASES=1 allows it")
     assert CASES_DIR.is_dir(), f"{CASES_DIR} is missing; set FUSEFS_ALLOW_NO_CASES=1 to run the suite without it"
-    assert len(_numbers()) >= 30
+    assert len(_numbers(ONE_MOUNT)) >= 30
+    assert len(_numbers(TWO_MOUNTS)) >= 5
 
 
-@pytest.mark.parametrize("number", _numbers())
+@pytest.mark.parametrize("number", _numbers(ONE_MOUNT))
 def test_case(cases_mount: harness.Mount, number: str) -> None:
     assert " PASS " in _run(number, cases_mount.path)
+
+
+@pytest.mark.parametrize("number", _numbers(TWO_MOUNTS))
+def test_case_of_two_mounts(cases_mount: harness.Mount, second_mount: harness.Mount, number: str) -> None:
+    for mount in (cases_mount, second_mount):
+        mount.expect_log(r"stale|conflict|refused")
+    assert " PASS " in _run(number, cases_mount.path, second_mount.path)
