@@ -61,7 +61,9 @@ def test_the_worked_example(pg: str, role: str) -> None:
             [("/reports/2024", "dir", 0)],
             [("/reports/2024", 1), ("/reports/2024/q1.md", 2)],
         ]
-    rows = namespace.execute("select path, kind, version, updated_by from agent_files where starts_with(path, '/reports')")
+    rows = namespace.execute(
+        "select path, kind, version, updated_by from agent_files where starts_with(path, '/reports')"
+    )
     by = f"sql:{role}"
     assert sorted(rows) == [
         ("/reports", "dir", 1, by),
