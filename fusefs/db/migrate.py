@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psycopg
 
-from fusefs.db.connection import Row, connect_sync
+from fusefs.db.connection import DAEMON_ROLE, Row, connect_sync
 from fusefs.db.failures import from_state
 from fusefs.db.pool import Database
 from fusefs.db.queries import Query
@@ -43,6 +43,11 @@ create table if not exists fusefs_migrations (
   applied_at timestamptz not null default now()
 );
 grant select on fusefs_migrations to public;
+"""
+
+_ABLE = """
+select current_setting('server_encoding'), current_user::text, to_regrole(%s) is not null or rolsuper or rolcreaterole
+from pg_roles where rolname = current_user
 """
 
 _KEYS = """
@@ -124,7 +129,8 @@ def up(dsn: str, on_step: OnStep | None = None) -> tuple[Migration, ...]:
     """Apply what is pending, and return it. `on_step` is called before each step.
 
     Raises SchemaMismatch for a server before 14, a database of a newer program, a step that was changed
-    after it was applied, or tables `tenants` and `agents` of another program that do not fit.
+    after it was applied, tables `tenants` and `agents` of another program that do not fit, a database that is
+    not UTF8, or a login that may not make the daemon's role where it is missing.
     """
     with _locked(dsn) as conn:
         conn.execute(_CREATE)
@@ -132,6 +138,7 @@ def up(dsn: str, on_step: OnStep | None = None) -> tuple[Migration, ...]:
         if found.problems:
             raise SchemaMismatch(found.problems[0])
         if not found.applied:
+            _check_able(conn)
             _check_adopted(conn)
         for step in found.pending:
             if on_step is not None:
@@ -203,6 +210,23 @@ def _compare(rows: Sequence[Row]) -> Status:
             problems.append(f"the migration {done} was changed after it was applied to this database")
     have = {done.number for done in applied}
     return Status(applied, tuple(step for step in migrations() if step.number not in have), tuple(problems))
+
+
+def _check_able(conn: psycopg.Connection[Row]) -> None:
+    """Refuse a database, or a login, that the first step would fail with in words that help nobody."""
+    row = conn.execute(_ABLE, (DAEMON_ROLE,)).fetchone()
+    encoding, login, able = row if row is not None else ("", "", False)
+    if encoding != "UTF8":
+        raise SchemaMismatch(
+            f"the database is encoded in {encoding}, not in UTF8",
+            hint="Make another one with `CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0`.",
+        )
+    if not able:
+        raise SchemaMismatch(
+            f"the server has no role {DAEMON_ROLE}, and {login} may not make it",
+            hint=f"An administrator must run `CREATE ROLE {DAEMON_ROLE} NOLOGIN NOINHERIT; "
+            f'GRANT {DAEMON_ROLE} TO "{login}"` first.',
+        )
 
 
 def _check_adopted(conn: psycopg.Connection[Row]) -> None:

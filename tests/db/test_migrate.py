@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
+import uuid
+from collections.abc import Iterator
 
+import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fusefs.db import migrate
 from fusefs.db.migrate import Migration
 from fusefs.db.pool import open_database
 from fusefs.rules.errors import BadConfig, FsError, SchemaMismatch, Unavailable
+from tests import harness
 from tests.db.conftest import execute
 
 _OBJECTS = """
@@ -112,6 +117,42 @@ def test_an_old_server_is_refused(empty: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(migrate, "MIN_SERVER", 990000)
     with pytest.raises(SchemaMismatch, match="14 is the oldest"):
         migrate.up(empty)
+
+
+@pytest.fixture
+def plain_login(empty: str) -> Iterator[str]:
+    """The DSN of a login that owns the database and may nothing else."""
+    name = f"owner_{uuid.uuid4().hex[:8]}"
+    database = conninfo_to_dict(empty)["dbname"]
+    execute(empty, f"create role {name} login")
+    execute(empty, f"alter database {database} owner to {name}")
+    yield make_conninfo(empty, user=name)
+    execute(empty, f"alter database {database} owner to postgres")
+    execute(empty, f"drop owned by {name}")
+    execute(empty, f"drop role {name}")
+
+
+def test_the_databases_owner_is_enough(pg_template: str, plain_login: str) -> None:
+    assert pg_template, "its making made the role, which all databases of the server share"
+    assert migrate.up(plain_login)
+
+
+def test_a_login_that_may_not_make_the_role(plain_login: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migrate, "DAEMON_ROLE", "fusefs_nobody")
+    with pytest.raises(SchemaMismatch, match=r"no role fusefs_nobody, and owner_.* may not make it") as caught:
+        migrate.up(plain_login)
+    assert "GRANT fusefs_nobody TO" in caught.value.given_hint
+
+
+def test_a_database_in_another_encoding(pg_server: harness.PostgresServer) -> None:
+    name = f"latin_{uuid.uuid4().hex[:8]}"
+    with psycopg.connect(pg_server.dsn(), autocommit=True) as conn:
+        conn.execute(f"create database {name} template template0 encoding 'SQL_ASCII' locale 'C'".encode())
+    try:
+        with pytest.raises(SchemaMismatch, match="encoded in SQL_ASCII, not in UTF8"):
+            migrate.up(pg_server.dsn(name))
+    finally:
+        pg_server.drop_database(name)
 
 
 def test_fitting_tables_of_another_program_are_adopted(empty: str) -> None:

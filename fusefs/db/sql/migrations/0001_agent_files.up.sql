@@ -5,16 +5,16 @@
 
 do $$
 begin
-  if current_setting('server_encoding') <> 'UTF8' then
-    raise exception 'the database must be encoded in UTF8, not %', current_setting('server_encoding')
-      using errcode = 'FS011';
+  -- The daemon's role: no login, no BYPASSRLS, not the owner, so that row-level security binds it. Who makes
+  -- it becomes a member, so that a daemon with the owner's login steps down to it.
+  if to_regrole('fusefs_daemon') is null then
+    -- Roles are shared by all databases of a server: another migration may be making it right now.
+    begin
+      create role fusefs_daemon nologin noinherit;
+      grant fusefs_daemon to current_user;
+    exception when duplicate_object or unique_violation then null;
+    end;
   end if;
-  -- The daemon's role: no login, no BYPASSRLS, not the owner, so that row-level security binds it.
-  -- Roles are shared by all databases of a server: another migration may be making it right now.
-  begin
-    create role fusefs_daemon nologin noinherit;
-  exception when duplicate_object or unique_violation then null;
-  end;
 end
 $$;
 
