@@ -248,8 +248,10 @@ class Names:
             node.removed_by = self._view
             if version is not None:
                 self.ns.usage.add(-1, -node.size)
-                if node.version > 0:
+                if node.version > 0 and node.kind is Kind.FILE:
                     self.session.vacate(path, node.id, version)
+                else:
+                    self.session.left(path)
             self.ns.tree.detach(node, version)
         self.ns.directory_changed(directory)
         self.ns.name_gone(directory, name, node, by=self._view)
