@@ -17,7 +17,7 @@ from tests.mount.posix_support import (
     renameat2,
 )
 
-STREAM_ENTRIES = 1500
+STREAM_ENTRIES = 800
 CHANGING = 200
 
 
@@ -445,7 +445,7 @@ def case_listing_is_complete_and_typed(root: Path) -> None:
 
 @case()
 def case_stream_of_many_entries(root: Path) -> None:
-    # Symlinks: the cheapest node to make, and a listing does not care. 100 KB of names: many buffers full.
+    # Symlinks: the cheapest node to make, and a listing does not care. 60 KB of names: many buffers full.
     names = {f"entry-{i:05d}-a-name-that-makes-the-listing-long-enough-for-many-buffers" for i in range(STREAM_ENTRIES)}
     for name in names:
         os.symlink("x", root / name)
