@@ -8,6 +8,7 @@ Threading: one trio nursery; the kernel's caches are told by threads of `fuse.no
 
 from __future__ import annotations
 
+import os
 import signal
 import uuid
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from fusefs.db.pool import Database, open_database
 from fusefs.fuse.notify import KernelCaches
 from fusefs.fuse.serving import KernelMount
 from fusefs.rules.config import Settings
-from fusefs.rules.errors import BadScope
+from fusefs.rules.errors import BadScope, MountFailed
 from fusefs.rules.scope import Principal, Scope, new_session
 from fusefs.store import tenants
 
@@ -34,7 +35,7 @@ _log = telemetry.get_logger()
 
 
 class Layout(Enum):
-    """What the mount point shows; see DESIGN section 5."""
+    """What the mount point shows; see docs/index.md."""
 
     AGENT = "agent"
     HOST = "host"
@@ -85,11 +86,15 @@ async def serve(spec: MountSpec, on_ready: Callable[[Ready], None]) -> None:
 
 
 async def _serve(spec: MountSpec, on_ready: Callable[[Ready], None]) -> None:
+    if spec.layout is Layout.HOST and os.geteuid() != 0:
+        raise MountFailed(
+            "a host's mount needs root", hint="Only root can keep its own view from following agents' symlinks."
+        )
     origin = uuid.uuid4().hex[:12]
     async with open_database(spec.dsn, origin=origin, write_timeout_s=spec.settings.write_timeout_s) as db:
         await migrate.require_current_on(db)
         caches = KernelCaches()
-        mounted = Mounted(db, caches, spec.settings, origin)
+        mounted = Mounted(db, caches, spec.settings, origin, keeps_sessions=spec.layout is Layout.HOST)
         listener = mounted.listener = Listener(
             spec.dsn, origin=origin, on_notify=mounted.on_notify, on_lost=mounted.on_lost, on_live=mounted.on_live
         )
@@ -105,6 +110,7 @@ async def _serve(spec: MountSpec, on_ready: Callable[[Ready], None]) -> None:
                 nosymfollow=spec.layout is not Layout.AGENT,
             )
             caches.start()
+            forget_counts = telemetry.register_file_count(mounted.file_counts)
             clean = False
             try:
                 async with trio.open_nursery() as serving:
@@ -117,6 +123,7 @@ async def _serve(spec: MountSpec, on_ready: Callable[[Ready], None]) -> None:
             finally:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + 2 * spec.settings.write_timeout_s):
                     await mounted.close()
+                forget_counts()
                 caches.stop()
                 kernel.close(unmount=clean)
                 _log.info("daemon.stopped", clean=clean)

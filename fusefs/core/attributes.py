@@ -68,7 +68,7 @@ class Caller:
 
 
 class Kernel(Protocol):
-    """How caches of the kernel are dropped. Neither method waits: see DESIGN section 7 on deadlocks."""
+    """How caches of the kernel are dropped. Neither method waits: see docs/internals/coherence.md on deadlocks."""
 
     def invalidate_inode(self, kino: int, *, attr_only: bool = False) -> None:
         """Drop the attributes, and unless `attr_only` the pages, of an inode."""

@@ -254,7 +254,7 @@ class Filesystem:
         raise Denied("this directory is made by the file system")
 
     async def link(self) -> Inode:
-        """A row is one path (DESIGN section 2)."""
+        """A row is one path."""
         raise NotPermitted("hard links are not supported")
 
     async def unlink(self, parent: Inode, name: str) -> None:

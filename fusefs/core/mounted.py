@@ -39,14 +39,15 @@ class Mounted:
 
     Args:
         origin: this daemon's name in announcements.
-        listener: given later by `attach`, since it calls back here.
+        keeps_sessions: sessions outlive the mount, as a host's do: their folders are there again.
     """
 
-    def __init__(self, db: Database, kernel: Kernel, settings: Settings, origin: str) -> None:
+    def __init__(self, db: Database, kernel: Kernel, settings: Settings, origin: str, *, keeps_sessions: bool) -> None:
         self.db = db
         self.kernel = kernel
         self.settings = settings
         self.origin = origin
+        self.keeps_sessions = keeps_sessions
         self.table = InodeTable()
         self.contents = Contents(settings.content_cache_bytes)
         self.sessions: list[SessionFs] = []
@@ -89,7 +90,7 @@ class Mounted:
             if found is not None:
                 return found
             assert self.listener is not None
-            row = await namespaces.open_namespace(self.db, tenant_id, agent_id)
+            row = await namespaces.prepare(self.db, tenant_id, agent_id)
             inos = self._inos.setdefault(tenant_id, Inos(self.db, tenant_id))
             ns = Namespace(
                 self.db,
@@ -156,6 +157,13 @@ class Mounted:
             "pool": asdict(self.db.statistics()),
         }
 
+    def file_counts(self) -> dict[str, int]:
+        """Files by tenant, for the gauge (HF-18)."""
+        counts: dict[str, int] = {}
+        for (tenant_id, _), ns in self._namespaces.items():
+            counts[tenant_id] = counts.get(tenant_id, 0) + ns.usage.files
+        return counts
+
     # -- The background ----------------------------------------------------------------------------
 
     async def measure_usage(self) -> None:
@@ -180,10 +188,11 @@ class Mounted:
             _log.info("mounted.later", error=type(error).__name__)
 
     async def close(self) -> None:
-        """Commit every buffer, store the times, note the end of each session."""
+        """Commit every buffer, store the times, note the end of each session that ends with its mount."""
         for fs in self.sessions:
             await fs.commit_all()
         for ns in self._namespaces.values():
             await self._tolerate(ns.store_times)
         for fs in self.sessions:
-            await self._tolerate(lambda fs=fs: namespaces.end_session(self.db, fs.scope))  # type: ignore[misc]
+            if not self.keeps_sessions:
+                await self._tolerate(lambda fs=fs: namespaces.end_session(self.db, fs.scope))  # type: ignore[misc]

@@ -146,6 +146,7 @@ class Namespace:
                 break
             content = self.contents.get(node.id, node.version)
             if content is not None:
+                telemetry.counters.cache_hits["content"] += 1
                 return node.version, content
             found = await self._reader.fetch(node)
             if found is not None and found[0] == node.version:

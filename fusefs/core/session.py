@@ -1,7 +1,7 @@
 """What one session has seen, vacated and been refused.
 
 Decided here and only here: whether a session may replace a file (the first of the three checks of
-DESIGN section 6), when a create goes on with a deleted lineage, and how a refusal is told once.
+docs/internals/concurrency.md), when a create goes on with a deleted lineage, and how a refusal is told once.
 
 Threading: one trio thread; no method awaits.
 """

@@ -59,7 +59,7 @@ class SessionFs(Filesystem):
         self.settings = session.settings
         self.io = FileIo(ns, session, table, self)
         self.names = Names(self, table, ns, session, self.io, self._child)
-        self.io.lost_name = self.names.name_lost
+        self.io.commits.lost_name = self.names.name_lost
         self.control_root: Inode | None = None
         self._on_forgotten = on_forgotten
         self._limits = session.settings.limits
@@ -274,7 +274,7 @@ class SessionFs(Filesystem):
     async def commit(self, inode: Inode) -> None:
         if inode.buffer is not None and inode.buffer.uncommitted:
             writer = next(iter(inode.writers), None) or Handle(inode, os.O_RDWR)
-            await self.io.commit(inode, writer)
+            await self.io.commits.commit(inode, writer)
 
     async def commit_all(self) -> None:
         """Commit every buffer, as far as possible; what fails is told by the log and the conflicts."""

@@ -32,6 +32,7 @@ _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.up\.sql")
 _LOCK = 0x66757365_66730001
 """Key of the advisory lock: "fusefs" in ASCII, and 1."""
 _LOCK_WAIT = "60s"
+_OTHER_HINT = "Use the version of fusefs that this database was last migrated with, or a newer one."
 
 _LIST = Query("list_migrations", "select number, name, checksum from fusefs_migrations order by number")
 # Everybody may read it: a daemon checks as its own role, before it knows a tenant.
@@ -136,7 +137,7 @@ def up(dsn: str, on_step: OnStep | None = None) -> tuple[Migration, ...]:
         conn.execute(_CREATE)
         found = _status(conn)
         if found.problems:
-            raise SchemaMismatch(found.problems[0])
+            raise SchemaMismatch(found.problems[0], hint=_OTHER_HINT)
         if not found.applied:
             _check_able(conn)
             _check_adopted(conn)
@@ -163,7 +164,7 @@ def down(dsn: str, to: int, on_step: OnStep | None = None) -> tuple[Migration, .
     with _locked(dsn) as conn:
         found = _status(conn)
         if found.problems:
-            raise SchemaMismatch(found.problems[0])
+            raise SchemaMismatch(found.problems[0], hint=_OTHER_HINT)
         steps = tuple(known[applied.number] for applied in reversed(found.applied) if applied.number > to)
         for step in steps:
             if on_step is not None:
@@ -186,7 +187,7 @@ async def require_current_on(database: Database) -> None:
 
 def _refuse(found: Status) -> None:
     if found.problems:
-        raise SchemaMismatch(found.problems[0])
+        raise SchemaMismatch(found.problems[0], hint=_OTHER_HINT)
     if found.pending and not found.applied:
         raise SchemaMismatch("the database holds no schema of fusefs", hint="Run `fusefs migrate up`.")
     if found.pending:

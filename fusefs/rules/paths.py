@@ -144,7 +144,7 @@ def check(scope: Scope, op: Op, path: str) -> None:
 
 def _check_machine_written(scope: Scope, op: Op, path: str) -> None:
     """Only the harness writes here; an agent's own harness may run inside the container, so it may
-    make its session's folder and create a file there once (DESIGN section 6)."""
+    make its session's folder and create a file there once."""
     if op is Op.DELETE and scope.principal.administers:
         return
     own = is_within(path, f"{LARGE_RESULTS}/{scope.session}")

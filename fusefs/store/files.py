@@ -122,6 +122,15 @@ async def stat(db: Database, scope: Scope, path: str) -> NodeRow:
     return _node(rows[0])
 
 
+async def exists(db: Database, scope: Scope, path: str) -> bool:
+    """Whether there is a row at a path that the scope may know of."""
+    try:
+        await stat(db, scope, path)
+    except NotFound:
+        return False
+    return True
+
+
 async def read(db: Database, scope: Scope, ids: Sequence[str]) -> dict[str, tuple[int, bytes]]:
     """Version and content of each lineage that still exists, in one query.
 

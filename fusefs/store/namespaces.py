@@ -7,13 +7,18 @@ Threading: the functions are stateless. `Usage` belongs to one trio thread.
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from fusefs.db.pool import Database
 from fusefs.db.queries import query
-from fusefs.rules.errors import OverQuota, UnknownScope
-from fusefs.rules.model import Attrs
-from fusefs.rules.scope import Scope
+from fusefs.rules import paths
+from fusefs.rules.config import Limits
+from fusefs.rules.errors import Exists, OverQuota, UnknownScope
+from fusefs.rules.model import Attrs, Kind
+from fusefs.rules.scope import Principal, Scope, new_session
+from fusefs.store import files
 
 _OPEN_NAMESPACE = query("open_namespace")
 _MEASURE_USAGE = query("measure_usage")
@@ -42,6 +47,23 @@ async def open_namespace(db: Database, tenant_id: str, agent_id: str) -> Namespa
     if not rows:
         raise UnknownScope("no such agent")
     return Namespace(*rows[0])
+
+
+async def prepare(db: Database, tenant_id: str, agent_id: str) -> Namespace:
+    """Open a namespace and make its reserved directories where they are missing (the agent may be another
+    program's), so that an agent who writes there meets the refusal that explains, not ENOENT.
+
+    Raises UnknownScope.
+    """
+    opened = await open_namespace(db, tenant_id, agent_id)
+    scope = Scope(tenant_id, agent_id, new_session(), Principal.SYSTEM)
+    for path in paths.RESERVED:
+        if not await files.exists(db, scope, path):
+            (ino,) = await files.reserve_inos(db, tenant_id, 1)
+            attrs = Attrs(mode=0o755, mtime_ns=time.time_ns())
+            with suppress(Exists):
+                await files.claim(db, scope, Limits(), path, Kind.DIR, ino=ino, attrs=attrs)
+    return opened
 
 
 async def open_session(db: Database, scope: Scope) -> int | None:

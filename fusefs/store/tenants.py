@@ -9,18 +9,14 @@ Threading: stateless; every function may run at once with any other.
 
 from __future__ import annotations
 
-import time
 import uuid
 from dataclasses import dataclass
 
 from fusefs.db.pool import Database
 from fusefs.db.queries import query
-from fusefs.rules import paths
-from fusefs.rules.config import Limits
 from fusefs.rules.errors import BadConfig, Exists, UnknownScope
-from fusefs.rules.model import Attrs, Kind
-from fusefs.rules.scope import Principal, Scope, new_session, valid_session
-from fusefs.store import files, namespaces
+from fusefs.rules.scope import valid_session
+from fusefs.store import namespaces
 
 _LIST_TENANTS = query("list_tenants")
 _FIND_TENANT = query("find_tenant")
@@ -149,22 +145,8 @@ async def add_agent(db: Database, tenant_id: str, slug: str) -> Agent:
     if not rows:
         raise Exists(f"there is an agent {slug} already")
     agent = Agent(*rows[0])
-    await make_namespace(db, agent)
+    await namespaces.prepare(db, agent.tenant_id, agent.id)
     return agent
-
-
-async def make_namespace(db: Database, agent: Agent) -> None:
-    """Make the namespace of an agent with its reserved directories, so that an agent who writes there meets the
-    refusal that explains, not ENOENT. Does nothing where they exist."""
-    scope = Scope(agent.tenant_id, agent.id, new_session(), Principal.SYSTEM)
-    await namespaces.open_namespace(db, agent.tenant_id, agent.id)
-    inos = await files.reserve_inos(db, agent.tenant_id, len(paths.RESERVED))
-    attrs = Attrs(mode=0o755, mtime_ns=time.time_ns())
-    for path, ino in zip(paths.RESERVED, inos, strict=True):
-        try:
-            await files.claim(db, scope, Limits(), path, Kind.DIR, ino=ino, attrs=attrs)
-        except Exists:
-            continue
 
 
 async def ensure(db: Database, tenant: str, agent: str) -> Agent:

@@ -159,7 +159,7 @@ def case_name_that_is_not_utf8_is_refused(root: Path) -> None:
 
 @case(mount_only=True)
 def case_path_limits(root: Path) -> None:
-    # 64 levels and 1024 bytes, counted from the root of the namespace: HF-03 and DESIGN section 3.
+    # 64 levels and 1024 bytes, counted from the root of the namespace: HF-03.
     deep = root
     with refused(errno.ENAMETOOLONG):
         for _ in range(64):

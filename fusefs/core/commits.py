@@ -1,0 +1,245 @@
+"""Commits: how a buffer becomes a row, and what a lost race leaves behind.
+
+Decided here and only here (docs/internals/concurrency.md): what a commit expects of the row that it
+meets, how it is taken into the mirror, and that the bytes of a refused write are kept once and told once.
+
+Threading: one trio thread. A commit holds the inode's lock; what is written meanwhile makes the buffer
+dirty again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from fusefs import telemetry
+from fusefs.core.attributes import now_ns
+from fusefs.core.buffers import Buffer
+from fusefs.core.filesystem import Filesystem, Handle, Inode
+from fusefs.core.namespace import Namespace
+from fusefs.core.session import Session
+from fusefs.core.tree import UNCOMMITTED, Node
+from fusefs.rules.errors import FsError, NotFound, StaleVersion, TooLarge
+from fusefs.rules.model import Attrs, Commit
+from fusefs.rules.paths import Op
+from fusefs.store import files
+
+
+class Commits:
+    """Commits the buffers of one session.
+
+    Args:
+        view: the session's file system, which owns the inodes.
+    """
+
+    def __init__(self, ns: Namespace, session: Session, view: Filesystem) -> None:
+        self.ns = ns
+        self.session = session
+        self._view = view
+        # Set by the view: what happens to the name of an uncommitted file that met another one there.
+        self.lost_name: Callable[[Node], Awaitable[None]]
+        self._limits = session.settings.limits
+
+    async def commit(self, inode: Inode, handle: Handle) -> None:
+        """Write the buffer to Postgres, exactly once, against the version that it was built on.
+
+        Raises StaleVersion after keeping the bytes as a conflict; Unavailable with the buffer as it was.
+        """
+        async with inode.lock:
+            node, buffer = inode.node, inode.buffer
+            if buffer is None or not buffer.uncommitted:
+                handle.check()
+                return
+            if node.gone:
+                try:
+                    self.check_there(node)
+                except StaleVersion as error:
+                    await self.lose(inode, handle, error, bytes(buffer.data) if buffer.dirty else None)
+                    raise
+                # As on a local disk, what is written to a file without a name ends with its last handle.
+                inode.pinned = bytes(buffer.data) if buffer.whole else (inode.pinned or b"") + bytes(buffer.data)
+                buffer.dirty = buffer.pending = False
+                if not buffer.whole:
+                    inode.buffer = None
+                return
+            before, size_before = node.version, node.size
+            dirty = buffer.dirty
+            data = buffer.take()
+            try:
+                done = await self._store(inode, handle, buffer, data)
+            except StaleVersion as error:
+                await self.lose(inode, handle, error, data)
+                raise
+            except TooLarge as error:
+                self.fail(inode, handle, "write", error)
+                raise
+            except FsError:
+                buffer.restore(dirty)
+                raise
+            self._committed(inode, buffer, data, before, size_before, done)
+
+    async def _store(self, inode: Inode, handle: Handle, buffer: Buffer, data: bytes) -> Commit:
+        node, scope, ns = inode.node, self.session.scope, self.ns
+        mtime_ns = now_ns() if buffer.mtime_ns is None else buffer.mtime_ns
+        attrs = Attrs(buffer.attrs.mode, buffer.attrs.uid, buffer.attrs.gid, mtime_ns)
+        policy = Op.CREATE if handle.created else Op.WRITE
+        if buffer.expected is None:
+            return await self._create(inode, handle, buffer, data, attrs)
+        if not buffer.whole:
+            return await files.append(
+                ns.db, scope, self._limits, node.path, node.id, data, attrs=attrs, handle=handle.serial, policy=policy
+            )
+        return await files.write(
+            ns.db,
+            scope,
+            self._limits,
+            node.path,
+            node.id,
+            buffer.expected,
+            data,
+            attrs=attrs,
+            handle=handle.serial,
+            policy=policy,
+        )
+
+    async def _create(self, inode: Inode, handle: Handle, buffer: Buffer, data: bytes, attrs: Attrs) -> Commit:
+        node, scope, ns = inode.node, self.session.scope, self.ns
+        whole = Attrs(
+            node.mode if attrs.mode is None else attrs.mode,
+            node.uid if attrs.uid is None else attrs.uid,
+            node.gid if attrs.gid is None else attrs.gid,
+            attrs.mtime_ns,
+        )
+
+        async def create() -> Commit:
+            revived = self.session.revives(node.path)
+            return await files.create(
+                ns.db,
+                scope,
+                self._limits,
+                node.path,
+                data,
+                ino=node.ino,
+                node_id=node.id,
+                attrs=whole,
+                handle=handle.serial,
+                revive=revived is not None and revived.id == node.id,
+            )
+
+        try:
+            done = await create()
+        except NotFound:
+            # The directory was moved or deleted elsewhere; by the barrier the mirror knows which.
+            path = node.path
+            await ns.barrier()
+            if node.gone or node.path == path:
+                raise StaleVersion("its directory was deleted by others", path=path) from None
+            done = await create()
+        except StaleVersion:
+            if not (buffer.appends_only and data and handle.append):
+                raise
+            # Two sessions began the same log: both appends survive.
+            row = await files.stat(ns.db, scope, node.path)
+            done = await files.append(
+                ns.db, scope, self._limits, node.path, row.id, data, attrs=Attrs(mtime_ns=attrs.mtime_ns),
+                handle=handle.serial,
+            )  # fmt: skip
+            ns.tree.rekey(node, row.id)
+            inode.kernel_version = None
+        self.session.occupied(node.path)
+        return done
+
+    def _committed(
+        self, inode: Inode, buffer: Buffer, data: bytes, before: int, size_before: int, done: Commit
+    ) -> None:
+        """Take a commit into the mirror, unless an announcement was faster."""
+        node, ns, session = inode.node, self.ns, self.session
+        buffer.settle()
+        created = before == UNCOMMITTED
+        if buffer.whole:
+            ns.contents.put(done.id, done.version, data)
+            grown = done.size - (0 if created else size_before)
+            continuous = True
+        else:
+            grown = len(data)
+            continuous = done.version == before + 1 and done.size == size_before + len(data)
+        ns.usage.add(1 if created else 0, grown)
+        if inode.kernel_version is not None:
+            if continuous and inode.kernel_version == before:
+                inode.kernel_version = done.version
+            elif not continuous:
+                inode.kernel_version = None
+                ns.kernel.invalidate_inode(inode.kino)
+        stored = buffer.attrs
+        node.mode = node.mode if stored.mode is None else stored.mode
+        node.uid = node.uid if stored.uid is None else stored.uid
+        node.gid = node.gid if stored.gid is None else stored.gid
+        if not buffer.uncommitted:
+            buffer.attrs = Attrs()
+        buffer.expected = done.version
+        for handle in inode.handles:
+            if handle.version == before:
+                handle.version = done.version
+        session.saw(node, done.version)
+        node.owner = None
+        if done.version > node.version or (done.version == node.version and done.ctime_ns >= node.ctime_ns):
+            node.version, node.size = done.version, done.size
+            node.mtime_ns, node.ctime_ns = done.mtime_ns, done.ctime_ns
+            node.session = session.scope.session
+        if created:
+            if node.parent is not None:
+                ns.directory_changed(node.parent)
+                ns.name_appeared(node.parent, node.name, by=self._view)
+        else:
+            ns.content_changed(node, by=self._view)
+
+    # -- Refusals ----------------------------------------------------------------------------------
+
+    def check_there(self, node: Node) -> None:
+        """A file that this session deleted or replaced lives on for its handles, as on a local disk; one
+        that others took away does not, since its bytes would be lost without a word. Raises StaleVersion."""
+        if node.gone and node.removed_by is not self._view and node.committed:
+            raise StaleVersion("deleted or replaced by others while you had it open", path=node.path)
+
+    def fail(self, inode: Inode, handle: Handle, op: str, error: FsError) -> None:
+        """A limit was met: nothing of the buffer is committed, the old content stays."""
+        handle.failed = error
+        self._drop(inode)
+        self.session.refuse(op, inode.node.path, error)
+
+    async def lose(self, inode: Inode, handle: Handle, error: StaleVersion, data: bytes | None) -> None:
+        """A race was lost: keep the bytes, tell the session, poison the handles that wrote."""
+        node = inode.node
+        path = node.path
+        buffer = inode.buffer
+        handle.failed = error
+        for other in inode.handles:
+            if other.wrote:
+                other.failed = error
+        expected = error.expected if buffer is None else buffer.expected
+        self._drop(inode)
+        telemetry.counters.conflicts += 1
+        self.session.refuse("write", path, error)
+        if data is not None:
+            await files.record_conflict(
+                self.ns.db,
+                self.session.scope,
+                path,
+                node_id=node.id if node.committed else None,
+                expected=expected if expected != UNCOMMITTED else None,
+                actual=error.actual,
+                op="append" if buffer is not None and not buffer.whole else "write",
+                content=data,
+            )
+        if not node.committed:
+            await self.lost_name(node)
+
+    def _drop(self, inode: Inode) -> None:
+        """Forget the buffer, and the kernel's pages, which hold its bytes."""
+        node = inode.node
+        inode.buffer = None
+        if not node.committed and not node.gone:
+            # Its name is still to be made, as an empty file.
+            inode.buffer = Buffer(None, bytearray(), whole=True)
+            inode.buffer.pending = True
+        inode.kernel_version = None
+        self.ns.kernel.invalidate_inode(inode.kino)
