@@ -147,4 +147,6 @@ def restore(path: str, version: int, lineage: str | None, **values: Any) -> None
         return await store.restore(db, scope, limits, at, version, lineage)
 
     commit = run_on(target, values, work)
-    click.echo(f"restored {target.path} from version {version}: it is at version {commit.version} now")
+    # Only a file that was not there begins at 1.
+    anew = " as a new file" if commit.version == 1 else ""
+    click.echo(f"restored {target.path} from version {version}{anew}: it is at version {commit.version} now")
