@@ -89,6 +89,11 @@ class Buffer:
             del self.data[: self.committing]
         self.committing = None
 
+    def continue_appending(self, committed: int) -> None:
+        """Turn a whole buffer, whose first bytes are committed, into one that only appends."""
+        del self.data[:committed]
+        self.whole = False
+
     def restore(self, dirty: bool) -> None:
         """The commit did not happen: everything is to be committed again."""
         self.committing = None

@@ -137,14 +137,24 @@ class Commits:
         except StaleVersion:
             if not (buffer.appends_only and data and handle.append):
                 raise
-            # Two sessions began the same log: both appends survive.
+            # Two sessions began the same log: both appends survive, and this file is the other's.
             row = await files.stat(ns.db, scope, node.path)
             done = await files.append(
-                ns.db, scope, self._limits, node.path, row.id, data, attrs=Attrs(mtime_ns=attrs.mtime_ns),
+                ns.db,
+                scope,
+                self._limits,
+                node.path,
+                row.id,
+                data,
+                attrs=Attrs(mtime_ns=attrs.mtime_ns),
                 handle=handle.serial,
-            )  # fmt: skip
+            )
             ns.tree.rekey(node, row.id)
+            node.row_ino = row.ino
+            node.mode, node.uid, node.gid = row.mode, row.uid, row.gid
+            buffer.whole = False
             inode.kernel_version = None
+            ns.kernel.invalidate_inode(inode.kino)
         self.session.occupied(node.path)
         return done
 
@@ -154,7 +164,7 @@ class Commits:
         """Take a commit into the mirror, unless an announcement was faster."""
         node, ns, session = inode.node, self.ns, self.session
         buffer.settle()
-        created = before == UNCOMMITTED
+        created = before == UNCOMMITTED and buffer.whole
         if buffer.whole:
             ns.contents.put(done.id, done.version, data)
             grown = done.size - (0 if created else size_before)
@@ -173,6 +183,9 @@ class Commits:
         node.mode = node.mode if stored.mode is None else stored.mode
         node.uid = node.uid if stored.uid is None else stored.uid
         node.gid = node.gid if stored.gid is None else stored.gid
+        if buffer.whole and buffer.appends_only and any(handle.append for handle in inode.writers):
+            # What follows is appended to whatever others append meanwhile.
+            buffer.continue_appending(len(data))
         if not buffer.uncommitted:
             buffer.attrs = Attrs()
         buffer.expected = done.version

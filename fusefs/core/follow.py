@@ -85,7 +85,7 @@ class Follower:
         ns = self.ns
         ns.usage.add(1 if old_size is None else 0, row.size - (old_size or 0))
         known = ns.tree.by_id.get(row.id)
-        if known is not None and known.ino == row.ino and known.committed:
+        if known is not None and known.row_ino == row.ino and known.committed:
             self._update(known, row)
             return
         parent_path, name = paths.split(row.path)
@@ -136,7 +136,7 @@ class Follower:
         old_parent_path, old_name = paths.split(old_path)
         parent_path, name = paths.split(row.path)
         source = ns.tree.find(old_path)
-        if source is not None and source.ino != row.ino:
+        if source is not None and source.row_ino != row.ino:
             source = None
         old_parent, parent = ns.tree.find(old_parent_path), ns.tree.find(parent_path)
         target = ns.tree.find(row.path)

@@ -73,14 +73,14 @@ class Names:
         in Postgres before the answer; without, the file is this mount's alone until its first commit."""
         path = self._new_path(parent, name)
         try:
+            await self._settle_foreign(parent.node, name)
             node = await self._child(parent, name)
             if node is not None:
                 if flags & os.O_EXCL:
-                    raise Exists(path=path)
+                    raise _look_again(path)
                 inode = self.table.obtain(self._view, node)
                 return inode, await self.io.open(inode, flags)
             paths.check(self.scope, Op.CREATE, path)
-            await self._settle_foreign(parent.node, name)
             if flags & os.O_EXCL:
                 node = await self._claim(parent, name, Kind.FILE, mode, caller, handle=None)
                 expected: int | None = node.version
@@ -141,7 +141,13 @@ class Names:
                 revive=None if revived is None else revived.id,
             )
 
-        row = await self._in_directory(parent.node, claim)
+        try:
+            row = await self._in_directory(parent.node, claim)
+        except Exists:
+            # No barrier finds the winner for sure: a row is visible before its announcement is sent.
+            winner = await files.stat(self.ns.db, self.scope, path)
+            self.ns.tree.merge(winner, parent.node, name)
+            raise _look_again(path) from None
         # Whoever gets a lock file reads what its last holder wrote.
         await self.ns.barrier()
         return self._take_new(parent.node, name, path, row)
@@ -161,8 +167,9 @@ class Names:
     async def mkdir(self, parent: Inode, name: str, mode: int, caller: Caller) -> Inode:
         path = self._new_path(parent, name)
         try:
+            await self._settle_foreign(parent.node, name)
             if await self._child(parent, name) is not None:
-                raise Exists(path=path)
+                raise _look_again(path)
             node = await self._claim(parent, name, Kind.DIR, mode, caller, handle=None)
         except FsError as error:
             self.session.refuse_change("mkdir", path, error)
@@ -179,8 +186,9 @@ class Names:
         """A node that is whole at once: a symlink, FIFO, socket, or mknod's regular file."""
         path = self._new_path(parent, name)
         try:
+            await self._settle_foreign(parent.node, name)
             if await self._child(parent, name) is not None:
-                raise Exists(path=path)
+                raise _look_again(path)
             ino = await self.ns.inos.next()
             uid, gid = self._owner_ids(parent.node, caller)
             attrs = Attrs(stat_bits.S_IMODE(mode), uid, gid, now_ns())
@@ -402,3 +410,12 @@ class Names:
         if row is not None:
             self.ns.tree.merge(row, parent, name)
         self.ns.name_gone(parent, name, node)
+
+
+def _look_again(path: str) -> StaleVersion:
+    """The name exists, but the kernel, which asked to make it, believes that it does not, and cannot be
+    told otherwise before it has this answer. After ESTALE it looks the name up again, finds it, and says
+    EEXIST itself; after EEXIST it would go on saying that the name is absent."""
+    error = StaleVersion("made by others at the same time", path=path)
+    error.told = True
+    return error

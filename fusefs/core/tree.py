@@ -30,7 +30,8 @@ class Node:
     `touched` collects the lineages that change while the directory is being loaded. `owner` is the
     session that made an uncommitted file; others do not see it. `removed_by` is the session of this daemon
     that made an orphan of the node; None: others did. `pins` counts what keeps the node in
-    memory: the kernel's inodes and open handles.
+    memory: the kernel's inodes and open handles. `row_ino` is the incarnation in Postgres; another than
+    `ino` where two sessions made the same log at once, and this one's file turned out to be the other's.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class Node:
         "parent",
         "pins",
         "removed_by",
+        "row_ino",
         "session",
         "size",
         "touched",
@@ -63,6 +65,7 @@ class Node:
         self.id = node_id
         self.kind = kind
         self.ino = ino
+        self.row_ino = ino
         self.name = name
         self.parent = parent
         self.version = UNCOMMITTED
@@ -228,7 +231,7 @@ class Tree:
         if self.is_buried(row.id, row.version):
             return None
         node = self.by_id.get(row.id)
-        if node is not None and node.ino != row.ino:
+        if node is not None and node.row_ino != row.ino:
             if row.version < node.version:
                 return None
             self.detach(node)

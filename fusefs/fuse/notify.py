@@ -5,6 +5,10 @@ and writes dirty mmap pages back through us; invalidate_entry waits for the dire
 the trio thread each froze the daemon beyond kill -9 (measured), so only the attribute form, which
 waits for nothing, may be called there. Calls for one inode keep their order.
 
+An inode that the kernel does not know may be one that it is about to know: our reply to a look-up takes
+effect when the process that asked runs again, and would bring in attributes that are old by now. So
+what met an unknown inode is said again, twice, a little later.
+
 Threading: `invalidate_*` are called on the trio thread and never wait; the workers call the kernel.
 """
 
@@ -13,6 +17,7 @@ from __future__ import annotations
 import errno
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 import pyfuse3
@@ -20,11 +25,14 @@ import pyfuse3
 from fusefs import telemetry
 
 _THREADS = 4
+_AGAIN_S = (0.005, 0.1)
+"""How long after its first try a call that met an unknown inode is repeated."""
 _EXPECTED = (errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENOTCONN, errno.EBADF, errno.ENODEV, errno.EBUSY)
 """The kernel does not know the inode or name, a mount point is below it, or the mount is going."""
 
 _log = telemetry.get_logger()
 _Call = tuple[Callable[..., None], tuple[object, ...]]
+_Late = tuple[float, int, _Call]
 
 
 class KernelCaches:
@@ -36,6 +44,8 @@ class KernelCaches:
             threading.Thread(target=self._work, args=(calls,), name=f"fusefs-notify-{n}", daemon=True)
             for n, calls in enumerate(self._queues)
         ]
+        self._late: queue.SimpleQueue[_Late | None] = queue.SimpleQueue()
+        self._threads.append(threading.Thread(target=self._work_late, name="fusefs-notify-late", daemon=True))
         self._started = False
 
     def start(self) -> None:
@@ -50,6 +60,7 @@ class KernelCaches:
         self._started = False
         for calls in self._queues:
             calls.put(None)
+        self._late.put(None)
 
     @property
     def pending(self) -> int:
@@ -70,11 +81,24 @@ class KernelCaches:
 
     def _work(self, calls: queue.SimpleQueue[_Call | None]) -> None:
         while (item := calls.get()) is not None:
-            self._call(*item)
+            if self._call(*item) == errno.ENOENT and item[0] is pyfuse3.invalidate_inode:
+                self._late.put((time.monotonic(), 0, item))
 
-    def _call(self, call: Callable[..., None], args: tuple[object, ...]) -> None:
+    def _work_late(self) -> None:
+        """Repeat what met an unknown inode. First come, first served: delays of one step are equal."""
+        while (item := self._late.get()) is not None:
+            first, step, call = item
+            time.sleep(max(0.0, first + _AGAIN_S[step] - time.monotonic()))
+            if self._call(*call) == errno.ENOENT and step + 1 < len(_AGAIN_S):
+                self._late.put((first, step + 1, call))
+
+    def _call(self, call: Callable[..., None], args: tuple[object, ...]) -> int:
+        """Returns the errno, 0 for success."""
         try:
             call(*args)
         except OSError as error:
-            if error.errno not in _EXPECTED:
-                _log.warning("fuse.invalidate_failed", error=errno.errorcode.get(error.errno or 0, "?"))
+            number = error.errno or 0
+            if number not in _EXPECTED:
+                _log.warning("fuse.invalidate_failed", error=errno.errorcode.get(number, "?"))
+            return number
+        return 0
