@@ -220,29 +220,32 @@ class Commits:
         self.session.refuse(op, inode.node.path, error)
 
     async def lose(self, inode: Inode, handle: Handle, error: StaleVersion, data: bytes | None) -> None:
-        """A race was lost: keep the bytes, tell the session, poison the handles that wrote."""
+        """A race was lost: keep the bytes, tell the session, poison the handles that wrote.
+
+        Args:
+            data: what is kept as a conflict; None: nothing was written.
+        """
         node = inode.node
         path = node.path
-        buffer = inode.buffer
         handle.failed = error
         for other in inode.handles:
             if other.wrote:
                 other.failed = error
-        expected = error.expected if buffer is None else buffer.expected
         self._drop(inode)
         telemetry.counters.conflicts += 1
-        self.session.refuse("write", path, error)
         if data is not None:
-            await files.record_conflict(
+            conflict_id = await files.record_conflict(
                 self.ns.db,
                 self.session.scope,
                 path,
                 node_id=node.id if node.committed else None,
-                expected=expected if expected != UNCOMMITTED else None,
+                expected=error.expected,
                 actual=error.actual,
-                op="append" if buffer is not None and not buffer.whole else "write",
+                op="append" if handle.append else "write",
                 content=data,
             )
+            error.given_hint += f" What you wrote is kept: .fusefs/conflicts/{conflict_id[:8]}-…"
+        self.session.refuse("write", path, error)
         if not node.committed:
             await self.lost_name(node)
 

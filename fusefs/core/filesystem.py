@@ -253,8 +253,8 @@ class Filesystem:
     async def symlink(self, parent: Inode, name: str, target: bytes, caller: Caller) -> Inode:
         raise Denied("this directory is made by the file system")
 
-    async def link(self) -> Inode:
-        """A row is one path."""
+    async def link(self, parent: Inode, name: str) -> Inode:
+        """link(2): a row is one path."""
         raise NotPermitted("hard links are not supported")
 
     async def unlink(self, parent: Inode, name: str) -> None:

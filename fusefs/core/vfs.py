@@ -25,6 +25,7 @@ from fusefs.rules.config import Consistency
 from fusefs.rules.errors import (
     FsError,
     NotADirectory,
+    NotPermitted,
     PathTooLong,
 )
 from fusefs.rules.model import Attrs, Kind
@@ -228,6 +229,13 @@ class SessionFs(Filesystem):
 
     async def symlink(self, parent: Inode, name: str, target: bytes, caller: Caller) -> Inode:
         return await self.names.symlink(parent, name, target, caller)
+
+    async def link(self, parent: Inode, name: str) -> Inode:
+        error = NotPermitted(
+            "hard links are not supported: a row is one path", hint="Copy the file, or make a symlink."
+        )
+        self.session.refuse("link", paths.join(parent.node.path, name), error)
+        raise error
 
     async def unlink(self, parent: Inode, name: str) -> None:
         await self.names.unlink(parent, name)

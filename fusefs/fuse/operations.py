@@ -212,7 +212,8 @@ class Operations(pyfuse3.Operations):
     async def link(
         self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext
     ) -> EntryAttributes:
-        return self._answer(await self._table.get(new_parent_inode).owner.link())
+        parent = self._table.get(new_parent_inode)
+        return self._answer(await parent.owner.link(parent, _name(new_name)))
 
     @handler
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:

@@ -89,7 +89,7 @@ class StaleVersion(FsError):
     errno = errno.ESTALE
     http = 409
     exit_code = 6
-    hint = "Read the file again, then repeat the change. The bytes of a lost race are in .fusefs/conflicts."
+    hint = "Read the file again, then repeat the change."
 
     def __init__(
         self, message: str = "", *, path: str | None = None, expected: int | None = None, actual: int | None = None
