@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,8 @@ def default_path() -> Path:
     return Path(base, "fusefs", "config.toml")
 
 
-def defaults_for(command: click.Command, command_path: Sequence[str], path: str | None) -> dict[str, Any]:
-    """The values of the file for one command, keyed by parameter name as click wants them.
+def defaults_for(ctx: click.Context, path: str | None) -> dict[str, Any]:
+    """The values of the file for the context's command, keyed by parameter name as click wants them.
 
     Args:
         path: the file that was asked for; None means the default one, which may be missing.
@@ -50,20 +50,21 @@ def defaults_for(command: click.Command, command_path: Sequence[str], path: str 
         raise BadConfig(f"the configuration file {file} cannot be read ({exc.strerror})") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise BadConfig(f"the configuration file {file} is not valid TOML: {exc}") from exc
-    _check(file, table)
+    _check(file, table, ctx.find_root().command)
     chosen = {key: value for key, value in table.items() if not isinstance(value, dict)}
-    if command_path and isinstance(table.get(command_path[0]), dict):
-        chosen.update(table[command_path[0]])
+    words = ctx.command_path.split()[1:]
+    if words and isinstance(table.get(words[0]), dict):
+        chosen.update(table[words[0]])
     return {
         option.name: chosen[option_key(option)]
-        for option in command.params
+        for option in ctx.command.params
         if isinstance(option, click.Option) and option.name is not None and option_key(option) in chosen
     }
 
 
-def _check(file: Path, table: dict[str, Any]) -> None:
+def _check(file: Path, table: dict[str, Any], program: click.Command) -> None:
     """Check the whole file, whichever command reads it: a mistake must not wait for its command."""
-    by_command = {name: list(_options(command)) for name, command in _commands()}
+    by_command = {name: list(_options(command)) for name, command in _commands(program)}
     everything = {option_key(option): option for options in by_command.values() for option in options}
     for key, value in table.items():
         if not isinstance(value, dict):
@@ -101,12 +102,12 @@ def _wanted_type(option: click.Option, value: Any) -> tuple[str, bool]:
     return "a string", isinstance(value, str)
 
 
-def _commands() -> Iterator[tuple[str, click.Command]]:
-    from fusefs.cli.main import cli
-
-    with click.Context(cli) as ctx:
-        for name in cli.list_commands(ctx):
-            command = cli.get_command(ctx, name)
+def _commands(program: click.Command) -> Iterator[tuple[str, click.Command]]:
+    if not isinstance(program, click.Group):
+        return
+    with click.Context(program) as ctx:
+        for name in program.list_commands(ctx):
+            command = program.get_command(ctx, name)
             if command is not None:
                 yield name, command
 

@@ -20,7 +20,7 @@ CONFIG_META = "fusefs.config"
 def _load_config(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     if not ctx.resilient_parsing:
         ctx.meta[CONFIG_META] = value
-        ctx.default_map = configfile.defaults_for(ctx.command, ctx.command_path.split()[1:], value)
+        ctx.default_map = configfile.defaults_for(ctx, value)
 
 
 def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
