@@ -20,14 +20,17 @@ def resolve_dsn(dsn: str | None, data_dir: str | None, prepare: bool = False) ->
     """The DSN to use.
 
     Args:
-        prepare: bring the schema of an embedded database up to date: it is ours alone, and who asks for
-            things to be made should not have to run `fusefs init` first.
+        prepare: who asks for things to be made should not have to run `fusefs init` first: a database
+            without our tables gets them, and the embedded one, which is ours alone, is brought up to date.
 
     Raises Unavailable when the embedded Postgres cannot be started, SchemaMismatch when it is newer than we.
     """
-    if dsn is not None:
-        return dsn
     from fusefs.db import embedded, migrate
+
+    if dsn is not None:
+        if prepare and not migrate.status(dsn).applied:
+            migrate.up(dsn)
+        return dsn
 
     found = embedded.ensure_running(Path(data_dir) if data_dir else None)
     if prepare:

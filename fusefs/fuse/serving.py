@@ -54,7 +54,7 @@ class KernelMount:
 
     async def serve(self) -> None:
         """Answer requests until unmounted or stopped."""
-        await pyfuse3.main(max_tasks=_MAX_TASKS)
+        await pyfuse3.main(min_tasks=16, max_tasks=_MAX_TASKS)
 
     async def wait_answer(self) -> int:
         """Return when the mount has answered once, which proves that it serves: its connection's number."""
