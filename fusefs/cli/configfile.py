@@ -17,13 +17,16 @@ import click
 
 from fusefs.rules.errors import BadConfig
 
-NOT_IN_FILE = frozenset({"config"})
-
 
 def option_key(option: click.Parameter) -> str:
     """The key of an option in the file: its long name, with underscores."""
     longest = max(option.opts, key=len)
     return longest.lstrip("-").replace("-", "_")
+
+
+def in_file(option: click.Parameter) -> bool:
+    """Whether the file may have the option: not what names the file, nor what is for the command line alone."""
+    return bool(option.envvar) and option_key(option) != "config"
 
 
 def default_path() -> Path:
@@ -58,7 +61,10 @@ def defaults_for(ctx: click.Context, path: str | None) -> dict[str, Any]:
     return {
         option.name: chosen[option_key(option)]
         for option in ctx.command.params
-        if isinstance(option, click.Option) and option.name is not None and option_key(option) in chosen
+        if isinstance(option, click.Option)
+        and option.name is not None
+        and in_file(option)
+        and option_key(option) in chosen
     }
 
 
@@ -116,5 +122,5 @@ def _options(command: click.Command) -> Iterator[click.Option]:
     inner = command.commands.values() if isinstance(command, click.Group) else [command]
     for one in inner:
         for param in one.params:
-            if isinstance(param, click.Option) and option_key(param) not in NOT_IN_FILE:
+            if isinstance(param, click.Option) and in_file(param):
                 yield param

@@ -1,6 +1,7 @@
 """The options of the commands, each named once.
 
-Decided here and only here: an option's name, type, help, and its environment variable HANGO_FS_<NAME>.
+Decided here and only here: an option's name, type, help, and its environment variable HANGO_FS_<NAME>; and which
+options are for the command line alone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ def option(flag: str, *more: str, **attrs: Any) -> Callable[[F], F]:
     attrs.setdefault("envvar", "HANGO_FS_" + flag.removeprefix("--").replace("-", "_").upper())
     attrs.setdefault("show_envvar", True)
     return click.option(flag, *more, **attrs)
+
+
+def spoken(flag: str, *more: str, **attrs: Any) -> Callable[[F], F]:
+    """An option for the command line alone, without environment variable and key: what destroys something, or
+    picks what is destroyed. Left over in an environment it would do so unasked."""
+    return option(flag, *more, envvar=None, **attrs)
 
 
 def together(*decorators: Callable[[F], F]) -> Callable[[F], F]:
@@ -72,7 +79,7 @@ limits = together(
     ),
 )
 as_json = option("--json", "as_json", is_flag=True, help="Print JSON.")
-yes = option("--yes", is_flag=True, help="Do not ask for confirmation.")
+yes = spoken("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 mounting = together(
     option("--allow-other", is_flag=True, help="Let other users of this machine in."),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import click
 
-from fusefs.cli.configfile import NOT_IN_FILE, option_key
+from fusefs.cli.configfile import in_file, option_key
 from fusefs.cli.main import cli
 from fusefs.rules.errors import FsError, all_errors
 
@@ -18,7 +18,7 @@ _CONFIGURATION = """# Configuration
 
 <!-- Made by scripts/make-reference from the code. Do not edit. -->
 
-Every option of every command can be set in three places. The first that has it wins:
+An option of a command can be set in three places. The first that has it wins:
 
 1. the command line;
 2. its environment variable;
@@ -46,6 +46,10 @@ everybody can read it; `fusefs mount` and `fusefs host` therefore start over wit
 
 ## Options
 """
+
+_SPOKEN = """
+These have neither a variable nor a key, since one left over from yesterday would destroy something, or pick what is
+destroyed, unasked: """
 
 # Read by the code, and no option of a command.
 VARIABLES = {
@@ -100,7 +104,9 @@ bytes that were written already are in `/.fusefs/conflicts` |
 def render_configuration() -> str:
     """The page of options, variables and keys, as Markdown."""
     parts = [_CONFIGURATION, "| option | environment | key | meaning | commands |\n|---|---|---|---|---|"]
-    parts += [_option(option, commands) for option, commands in _options()]
+    options = list(_options())
+    parts += [_option(option, commands) for option, commands in options if option.envvar]
+    parts.append(_SPOKEN + ", ".join(_spoken(options)) + ".")
     parts.append("\n## Other variables\n\n| variable | meaning |\n|---|---|")
     parts += [f"| `{name}` | {meaning} |" for name, meaning in VARIABLES.items()]
     return "\n".join(parts) + "\n"
@@ -122,10 +128,19 @@ def _options() -> Iterator[tuple[click.Option, list[str]]]:
     found: dict[tuple[str, str], tuple[click.Option, list[str]]] = {}
     for path, command in _commands(cli, ""):
         for option in command.params:
-            if isinstance(option, click.Option) and option.envvar:
+            if isinstance(option, click.Option):
                 key = (option_key(option), option.help or "")
                 found.setdefault(key, (option, []))[1].append(path)
     yield from (found[key] for key in sorted(found))
+
+
+def _spoken(options: list[tuple[click.Option, list[str]]]) -> Iterator[str]:
+    commands: dict[str, list[str]] = {}
+    for option, paths in options:
+        if not option.envvar:
+            commands.setdefault(f"--{option_key(option)}", []).extend(paths)
+    for name, paths in commands.items():
+        yield f"`{name}` ({', '.join(paths)})"
 
 
 def _commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:
@@ -147,7 +162,6 @@ def _option(option: click.Option, commands: list[str]) -> str:
     meaning = option.help or ""
     if option.show_default and option.default is not None:
         meaning += f" Default: {option.show_default if isinstance(option.show_default, str) else option.default}."
-    key = option_key(option)
-    everywhere = key in ("config", "debug")
-    shown = "all" if everywhere else ", ".join(commands)
-    return f"| {name} | `{option.envvar}` | {'' if key in NOT_IN_FILE else f'`{key}`'} | {meaning} | {shown} |"
+    key = f"`{option_key(option)}`" if in_file(option) else ""
+    shown = "all" if option_key(option) in ("config", "debug") else ", ".join(commands)
+    return f"| {name} | `{option.envvar}` | {key} | {meaning} | {shown} |"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import click
 
-from fusefs.cli.configfile import NOT_IN_FILE, option_key
+from fusefs.cli.configfile import in_file, option_key
 from fusefs.cli.main import BROKEN_PIPE, INTERRUPTED, cli
 from fusefs.rules.errors import FsError, all_errors
 
@@ -15,11 +15,11 @@ _HEAD = """# Command line
 
 <!-- Made by scripts/make-cli-reference from the code. Do not edit. -->
 
-Every option can be given in three ways: on the command line, by its environment variable, or by its key in a
-TOML file. The command line wins over the environment, the environment over the file. The file is the one named
-by `--config` or `HANGO_FS_CONFIG`, else `~/.config/fusefs/config.toml` if it is there. Top-level keys hold for
-every command that has the option; a table named like a command (`[mount]`, `[gc]`) holds for that command alone
-and wins. An unknown key is refused.
+An option can be given in three ways: on the command line, by its environment variable, or by its key in a
+TOML file. The few without variable and key are for the command line alone. The command line wins over the
+environment, the environment over the file. The file is the one named by `--config` or `HANGO_FS_CONFIG`, else
+`~/.config/fusefs/config.toml` if it is there. Top-level keys hold for every command that has the option; a table
+named like a command (`[mount]`, `[gc]`) holds for that command alone and wins. An unknown key is refused.
 
 ```toml
 dsn = "postgresql://app@db.internal/files"
@@ -78,8 +78,9 @@ def _option(option: click.Option) -> str:
     if option.show_default and option.default is not None:
         shown = option.show_default if isinstance(option.show_default, str) else str(option.default)
         help_text += f" Default: {shown}."
-    key = option_key(option)
-    return f"| {names} | {help_text} | `{option.envvar}` | {'' if key in NOT_IN_FILE else f'`{key}`'} |"
+    variable = f"`{option.envvar}`" if option.envvar else ""
+    key = f"`{option_key(option)}`" if in_file(option) else ""
+    return f"| {names} | {help_text} | {variable} | {key} |"
 
 
 def _exit_codes() -> Iterator[str]:

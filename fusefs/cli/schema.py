@@ -52,7 +52,7 @@ def up(dsn: str | None, data_dir: str | None) -> None:
 
 @migrate.command()
 @options.database
-@options.option(
+@options.spoken(
     "--to", metavar="N", type=click.IntRange(0), required=True, help="The last migration to keep; 0 keeps none."
 )
 @options.yes

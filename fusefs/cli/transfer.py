@@ -75,7 +75,7 @@ class Counts:
 @click.argument("name", metavar="AGENT")
 @options.database
 @options.tenant
-@options.option("--replace", "replace_", is_flag=True, help="Replace files that are there with other content.")
+@options.spoken("--replace", "replace_", is_flag=True, help="Replace files that are there with other content.")
 @options.limits
 def import_(name: str, replace_: bool, **values: Any) -> None:
     """Read a tar archive from stdin into an agent's files.

@@ -11,7 +11,7 @@ from fusefs.rules.errors import MountFailed
 
 @click.command(cls=FsCommand)
 @click.argument("mountpoint_", metavar="MOUNTPOINT")
-@options.option("--force", is_flag=True, help="Abort a mount that is busy, dead or frozen. No error if none is there.")
+@options.spoken("--force", is_flag=True, help="Abort a mount that is busy, dead or frozen. No error if none is there.")
 def umount(mountpoint_: str, force: bool) -> None:
     """Unmount a directory and wait for its daemon to end.
 

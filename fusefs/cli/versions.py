@@ -34,7 +34,7 @@ lineage = options.option(
 @options.scope
 @options.session
 @options.principal
-@options.option("--version", type=click.IntRange(1), metavar="N", help="Write the content of this version to stdout.")
+@options.spoken("--version", type=click.IntRange(1), metavar="N", help="Write the content of this version to stdout.")
 @lineage
 @options.option("--deleted", is_flag=True, help="PATH is a directory: list what was deleted below it.")
 @options.as_json
@@ -126,7 +126,7 @@ def _list_deleted(found: list[Deleted], as_json: bool) -> None:
 @options.scope
 @options.session
 @options.principal
-@options.option("--version", type=click.IntRange(1), required=True, metavar="N", help="The version to make the newest.")
+@options.spoken("--version", type=click.IntRange(1), required=True, metavar="N", help="The version to make the newest.")
 @lineage
 @options.limits
 def restore(path: str, version: int, lineage: str | None, **values: Any) -> None:

@@ -34,6 +34,7 @@ def leaves(command: click.Command | None = None, path: str = "") -> Iterator[tup
 
 
 COMMANDS = dict(leaves())
+SPOKEN = frozenset(("version", "to", "yes", "force", "replace"))
 
 
 def test_the_commands_are_those_that_others_call() -> None:
@@ -56,8 +57,23 @@ def test_help_has_an_example(bare_fusefs: Fusefs, words: str) -> None:
 @pytest.mark.parametrize("words", COMMANDS)
 def test_every_option_has_its_environment_variable(words: str) -> None:
     for option in COMMANDS[words].params:
-        if isinstance(option, click.Option):
+        if isinstance(option, click.Option) and option_key(option) not in SPOKEN:
             assert option.envvar == f"HANGO_FS_{option_key(option).upper()}"
+
+
+def test_what_destroys_is_said_on_the_command_line_only(
+    fusefs: Fusefs, agent: harness.Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in SPOKEN:
+        monkeypatch.setenv(f"HANGO_FS_{key.upper()}", "1")
+    assert "--yes" in fusefs.fails(2, "agent", "remove", agent.agent)
+    assert "--to" in fusefs.fails(2, "migrate", "down")
+    assert "--version" in fusefs.fails(2, "restore", "/a", "--agent", agent.agent)
+    assert "nothing of fusefs is mounted" in fusefs.fails(14, "umount", str(tmp_path))
+    config = tmp_path / "c.toml"
+    for key in SPOKEN:
+        config.write_text(f"{key} = true\n")
+        assert f"unknown key {key}" in fusefs.fails(2, "status", "--config", str(config))
 
 
 def test_every_list_has_json() -> None:
