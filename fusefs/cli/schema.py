@@ -97,7 +97,7 @@ def status(dsn: str | None, data_dir: str | None, as_json: bool) -> None:
     else:
         print_table(("NUMBER", "NAME", "STATE"), lines)
     if found.problems:
-        raise SchemaMismatch("; ".join(found.problems))
+        raise SchemaMismatch("; ".join(found.problems), hint=found.hint)
 
 
 def _up(dsn: str) -> None:

@@ -32,7 +32,11 @@ _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.up\.sql")
 _LOCK = 0x66757365_66730001
 """Key of the advisory lock: "fusefs" in ASCII, and 1."""
 _LOCK_WAIT = "60s"
-_OTHER_HINT = "Use the version of fusefs that this database was last migrated with, or a newer one."
+_UNKNOWN_HINT = "Use the version of fusefs that this database was last migrated with, or a newer one."
+_CHANGED_HINT = (
+    "Use the fusefs that applied it; or move the files, with its `fusefs export` and this one's `fusefs import` into "
+    "a new database."
+)
 
 _LIST = Query("list_migrations", "select number, name, checksum from fusefs_migrations order by number")
 # Everybody may read it: a daemon checks as its own role, before it knows a tenant.
@@ -89,11 +93,13 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a database has (`applied`), lacks (`pending`), and what does not fit (`problems`, sentences)."""
+    """What a database has (`applied`), lacks (`pending`), and what does not fit (`problems`, sentences; `hint`
+    says what to do about the first)."""
 
     applied: tuple[Applied, ...]
     pending: tuple[Migration, ...]
     problems: tuple[str, ...]
+    hint: str
 
     @property
     def current(self) -> bool:
@@ -137,7 +143,7 @@ def up(dsn: str, on_step: OnStep | None = None) -> tuple[Migration, ...]:
         conn.execute(_CREATE)
         found = _status(conn)
         if found.problems:
-            raise SchemaMismatch(found.problems[0], hint=_OTHER_HINT)
+            raise SchemaMismatch(found.problems[0], hint=found.hint)
         if not found.applied:
             _check_able(conn)
             _check_adopted(conn)
@@ -164,7 +170,7 @@ def down(dsn: str, to: int, on_step: OnStep | None = None) -> tuple[Migration, .
     with _locked(dsn) as conn:
         found = _status(conn)
         if found.problems:
-            raise SchemaMismatch(found.problems[0], hint=_OTHER_HINT)
+            raise SchemaMismatch(found.problems[0], hint=found.hint)
         steps = tuple(known[applied.number] for applied in reversed(found.applied) if applied.number > to)
         for step in steps:
             if on_step is not None:
@@ -181,17 +187,26 @@ def require_current(dsn: str) -> None:
 
 
 async def require_current_on(database: Database) -> None:
-    """The same through an open pool, in one round trip; a database without our schema is SchemaMismatch too."""
-    _refuse(_compare(await database.run(None, _LIST)))
+    """The same through an open pool, in one round trip."""
+    try:
+        rows = await database.run(None, _LIST)
+    except SchemaMismatch as exc:
+        # Nothing but the whole table can be missing for that statement.
+        raise _no_schema() from exc
+    _refuse(_compare(rows))
 
 
 def _refuse(found: Status) -> None:
     if found.problems:
-        raise SchemaMismatch(found.problems[0], hint=_OTHER_HINT)
+        raise SchemaMismatch(found.problems[0], hint=found.hint)
     if found.pending and not found.applied:
-        raise SchemaMismatch("the database holds no schema of fusefs", hint="Run `fusefs migrate up`.")
+        raise _no_schema()
     if found.pending:
         raise SchemaMismatch(f"the database lacks the migration {found.pending[0]}", hint="Run `fusefs migrate up`.")
+
+
+def _no_schema() -> SchemaMismatch:
+    return SchemaMismatch("the database holds no schema of fusefs", hint="Run `fusefs init`.")
 
 
 def _status(conn: psycopg.Connection[Row]) -> Status:
@@ -206,11 +221,13 @@ def _compare(rows: Sequence[Row]) -> Status:
     for done in applied:
         step = known.get(done.number)
         if step is None:
-            problems.append(f"the database has the migration {done}, which this version of fusefs does not know")
+            text = f"the database has the migration {done}, which this version of fusefs does not know"
+            problems.append((text, _UNKNOWN_HINT))
         elif step.checksum != done.checksum:
-            problems.append(f"the migration {done} was changed after it was applied to this database")
+            problems.append((f"the migration {done} was changed after it was applied to this database", _CHANGED_HINT))
     have = {done.number for done in applied}
-    return Status(applied, tuple(step for step in migrations() if step.number not in have), tuple(problems))
+    pending = tuple(step for step in migrations() if step.number not in have)
+    return Status(applied, pending, tuple(text for text, _ in problems), problems[0][1] if problems else "")
 
 
 def _check_able(conn: psycopg.Connection[Row]) -> None:
