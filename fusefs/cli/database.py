@@ -46,10 +46,12 @@ def run(dsn: str, work: Callable[[Database], Awaitable[T]], *, owner: bool = Fal
             Else row-level security binds even an administrator's command.
         patient: no limit on the time of a statement, for what reads whole namespaces.
 
-    Raises what the function raises; trio's groups are unwrapped by `main`.
+    Raises SchemaMismatch where the database does not fit this program, and what the function raises; trio's
+    groups are unwrapped by `main`.
     """
     import trio
 
+    from fusefs.db import migrate
     from fusefs.db.connection import DAEMON_ROLE
     from fusefs.db.pool import open_database
 
@@ -58,6 +60,7 @@ def run(dsn: str, work: Callable[[Database], Awaitable[T]], *, owner: bool = Fal
         timeout_s = 0.0 if patient else 30.0
         origin = f"cli-{os.getpid()}"
         async with open_database(dsn, origin=origin, size=2, statement_timeout_s=timeout_s, role=role) as db:
+            await migrate.require_current_on(db)
             return await work(db)
 
     return trio.run(on_database)

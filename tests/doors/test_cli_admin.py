@@ -102,6 +102,31 @@ def test_init_and_migrations(bare_fusefs: Fusefs, pg_server: harness.PostgresSer
         pg_server.drop_database("test_cli_init")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("tenant add a", "tenant list", "tenant remove a --yes", "agent add a --tenant t", "agent list"),
+        *("agent remove a --tenant t --yes", "agent quota a --tenant t --quota 1", "check", "df", "gc"),
+        *("versions /a --agent a", "restore /a --agent a --version 1", "conflicts list --agent a"),
+        *("conflicts show x --agent a", "conflicts accept x --agent a", "conflicts drop x --agent a --yes"),
+        *("export a", "import a"),
+    ],
+)
+def test_a_database_without_the_schema(bare_fusefs: Fusefs, pg_server: harness.PostgresServer, words: str) -> None:
+    # The server's own database has none.
+    error = bare_fusefs.fails(13, *words.split(), "--dsn", pg_server.dsn())
+    assert error.splitlines()[-2:] == ["fusefs: the database holds no schema of fusefs", "hint: Run `fusefs init`."]
+
+
+def test_a_step_changed_after_it_was_applied_is_no_matter_of_migrating_up(fusefs: Fusefs, pg: str) -> None:
+    with psycopg.connect(pg, autocommit=True) as conn:
+        conn.execute("update fusefs_migrations set checksum = 'other' where number = 1")
+    text = fusefs.fails(13, "migrate", "status")
+    assert "0001_agent_files was changed after it was applied" in text
+    assert "`fusefs export`" in text
+    assert "migrate up" not in text
+
+
 def test_a_server_that_does_not_answer_is_one_sentence_without_the_password(bare_fusefs: Fusefs) -> None:
     text = bare_fusefs.fails(11, "df", "--dsn", "postgresql://u:secret@127.0.0.1:1/x")
     assert text.startswith("fusefs: Postgres does not answer at 127.0.0.1:1")

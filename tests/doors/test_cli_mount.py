@@ -214,7 +214,8 @@ def test_a_database_without_the_schema(commands: Commands, where: Path, pg_serve
     dsn = pg_server.create_database("test_cli_empty")
     try:
         text = commands.fails(13, "mount", where, "--tenant", "a", "--agent", "b", "--dsn", dsn)
-        assert "fusefs migrate up" in text
+        assert "holds no schema of fusefs" in text
+        assert "hint: Run `fusefs init`." in text
     finally:
         pg_server.drop_database("test_cli_empty")
 
