@@ -13,7 +13,8 @@ from __future__ import annotations
 import copy
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import trio
@@ -57,12 +58,22 @@ class Inode:
         self.absent: set[str] | None = None
         self._lock: trio.Lock | None = None
 
-    @property
-    def lock(self) -> trio.Lock:
-        """Held over the commit of this inode's buffer and over the loading of its content."""
+    @asynccontextmanager
+    async def lock(self) -> AsyncIterator[None]:
+        """Held over the commit of this inode's buffer and over the loading of its content.
+
+        A free lock is taken without a checkpoint: one would cost a round of the event loop.
+        """
         if self._lock is None:
             self._lock = trio.Lock()
-        return self._lock
+        try:
+            self._lock.acquire_nowait()
+        except trio.WouldBlock:
+            await self._lock.acquire()
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def remember_absent(self, name: str) -> bool:
         """Note that the kernel was told a name is missing. False: too many, it must not remember this one."""

@@ -215,7 +215,7 @@ class FileIo:
 
     async def _whole_buffer(self, inode: Inode, handle: Handle) -> Buffer:
         """A buffer that holds the whole content at the handle's version, plus what was appended."""
-        async with inode.lock:
+        async with inode.lock():
             node, buffer = inode.node, inode.buffer
             if buffer is not None and buffer.whole and (buffer.uncommitted or buffer.expected == node.version):
                 return buffer

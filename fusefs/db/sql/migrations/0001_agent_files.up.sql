@@ -210,24 +210,24 @@ grant usage on sequence fusefs_ino to fusefs_daemon;
 -- Tell the mounts. An announcement is a hint: it can invalidate, it grants nothing, it carries no
 -- content. NOTIFY refuses 8000 bytes and would abort the writer: the finished payload is measured.
 create function fusefs_announce_v1(
-  p_tenant uuid, p_agent uuid, p_op text, p_row agent_files, p_old_path text, p_old_size int
+  p_tenant uuid, p_agent uuid, p_op text, p_path text, p_old_path text, p_id uuid, p_kind text, p_ino bigint,
+  p_version int, p_size int, p_mode int, p_uid int, p_gid int, p_mtime_ns bigint, p_updated_at timestamptz,
+  p_session text, p_old_size int
 ) returns void language plpgsql as $$
 declare
   v_channel text;
   v_payload text;
-  v_origin text := coalesce(current_setting('fusefs.origin', true), '');
 begin
   select channel into v_channel from agent_namespaces where tenant_id = p_tenant and agent_id = p_agent;
   if not found then
-    insert into agent_namespaces (tenant_id, agent_id) values (p_tenant, p_agent)
-      on conflict do nothing returning channel into v_channel;
+    insert into agent_namespaces (tenant_id, agent_id) values (p_tenant, p_agent) on conflict do nothing;
     return;
   end if;
-  v_payload := json_build_array(v_origin, p_op, p_row.path, p_old_path, p_row.id, p_row.kind, p_row.ino,
-    p_row.version, p_row.size_bytes, p_row.mode, p_row.uid, p_row.gid, p_row.mtime_ns,
-    (extract(epoch from p_row.updated_at) * 1000000)::bigint * 1000, p_row.updated_session, p_old_size)::text;
+  v_payload := json_build_array(coalesce(current_setting('fusefs.origin', true), ''), p_op, p_path, p_old_path, p_id,
+    p_kind, p_ino, p_version, p_size, p_mode, p_uid, p_gid, p_mtime_ns,
+    (extract(epoch from p_updated_at) * 1000000)::bigint * 1000, p_session, p_old_size)::text;
   if octet_length(v_payload) > 7900 then
-    v_payload := json_build_array(v_origin, 'reload')::text;
+    v_payload := json_build_array(coalesce(current_setting('fusefs.origin', true), ''), 'reload')::text;
   end if;
   perform pg_notify(v_channel, v_payload);
 end
@@ -278,6 +278,8 @@ end
 $$;
 
 create function fusefs_before_insert_v1() returns trigger language plpgsql as $$
+declare
+  v_parent text := fusefs_parent_v1(new.path);
 begin
   if left(new.path, 1) <> '/' or right(new.path, 1) = '/' or strpos(new.path, '//') > 0
      or strpos(new.path || '/', '/./') > 0 or strpos(new.path || '/', '/../') > 0 then
@@ -289,7 +291,14 @@ begin
     new.content := '';
     new.size_bytes := octet_length(new.content_bytes);
   end if;
-  perform fusefs_lock_parent_v1(new.tenant_id, new.agent_id, new.path);
+  if v_parent <> '/' then
+    -- The common case without another call; see fusefs_lock_parent_v1.
+    perform from agent_files
+      where tenant_id = new.tenant_id and agent_id = new.agent_id and path = v_parent and kind = 'dir' for key share;
+    if not found then
+      perform fusefs_lock_parent_v1(new.tenant_id, new.agent_id, new.path);
+    end if;
+  end if;
   return new;
 end
 $$;
@@ -349,7 +358,8 @@ begin
       values (new.tenant_id, new.agent_id, new.id, new.version, new.write_op, new.kind, new.path, new.size_bytes,
         new.mode, new.updated_by, new.updated_session, new.write_id);
   end if;
-  perform fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new, null, null);
+  perform fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new.path, null, new.id, new.kind, new.ino,
+    new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, null);
   return null;
 end
 $$;
@@ -383,7 +393,8 @@ begin
       new.updated_by, new.updated_session, new.write_id, v_state, old.size_bytes,
       case when v_state = 'text' then old.content end, case when v_state = 'bytes' then old.content_bytes end);
   if not v_rename then
-    perform fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new, null, old.size_bytes);
+    perform fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new.path, null, new.id, new.kind, new.ino,
+    new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, old.size_bytes);
   end if;
   return null;
 end
@@ -400,9 +411,11 @@ begin
         and agent_id = old.agent_id and parent = old.path) then
       raise exception 'a directory moves with what is in it' using errcode = 'FS005';
     end if;
-    perform fusefs_announce_v1(new.tenant_id, new.agent_id, 'rename', new, old.path, old.size_bytes);
+    perform fusefs_announce_v1(new.tenant_id, new.agent_id, 'rename', new.path, old.path, new.id, new.kind, new.ino,
+    new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, old.size_bytes);
   else
-    perform fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new, null, old.size_bytes);
+    perform fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new.path, null, new.id, new.kind, new.ino,
+    new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, old.size_bytes);
   end if;
   return null;
 end
@@ -439,8 +452,8 @@ begin
         case when v_keep then old.content_bytes end);
   end if;
   if v_op = 'delete' then
-    old.version := old.version + 1;
-    perform fusefs_announce_v1(old.tenant_id, old.agent_id, 'delete', old, null, old.size_bytes);
+    perform fusefs_announce_v1(old.tenant_id, old.agent_id, 'delete', old.path, null, old.id, old.kind, old.ino,
+    old.version + 1, old.size_bytes, old.mode, old.uid, old.gid, old.mtime_ns, old.updated_at, old.updated_session, old.size_bytes);
   end if;
   return null;
 end
@@ -501,8 +514,13 @@ begin
   update agent_files set path = p_to, updated_at = clock_timestamp()
     where tenant_id = p_tenant and agent_id = p_agent and path = p_from;
   if p_kind = 'dir' then
-    update agent_files set path = p_to || substr(path, length(p_from) + 1)
-      where tenant_id = p_tenant and agent_id = p_agent and path >= p_from || '/' and path < p_from || '0';
+    -- Again until nothing is left: an insert that held its directory's lock when the first pass began is
+    -- not in that pass's snapshot. New ones wait for the locks of the rows that moved.
+    loop
+      update agent_files set path = p_to || substr(path, length(p_from) + 1)
+        where tenant_id = p_tenant and agent_id = p_agent and path >= p_from || '/' and path < p_from || '0';
+      exit when not found;
+    end loop;
   end if;
 end
 $$;
@@ -612,8 +630,9 @@ begin
         p_by, p_session, p_write_id);
   end if;
   select * into d from agent_files where tenant_id = p_tenant and agent_id = p_agent and path = p_to;
-  perform fusefs_announce_v1(p_tenant, p_agent, case when p_mode = 'exchange' then 'exchange' else 'rename' end,
-                             d, p_from, case when v_replaced and p_mode = '' then s.size_bytes else 0 end);
+  perform fusefs_announce_v1(d.tenant_id, d.agent_id, case when p_mode = 'exchange' then 'exchange' else 'rename' end,
+    d.path, p_from, d.id, d.kind, d.ino, d.version, d.size_bytes, d.mode, d.uid, d.gid, d.mtime_ns, d.updated_at,
+    d.updated_session, case when v_replaced and p_mode = '' then s.size_bytes else 0 end);
   return next d;
 end
 $$;
