@@ -405,4 +405,4 @@ def connect_sync(dsn: str, *, connect_timeout_s: int = 5) -> psycopg.Connection[
     try:
         return psycopg.connect(make_conninfo(dsn, client_encoding="utf8", **extra), autocommit=True)
     except psycopg.Error as exc:
-        raise NotConnected(dsns.failure_sentence(dsn, exc)) from exc
+        raise NotConnected(dsns.failure_sentence(dsn, exc), hint=dsns.failure_hint(exc)) from exc

@@ -54,6 +54,16 @@ def place(dsn: str) -> str:
     )
 
 
+def failure_hint(exc: psycopg.Error) -> str:
+    """What a person can do about it; '' where nothing better is known than what `NotConnected` says.
+
+    A record of a mount keeps the DSN without its password, so a command inside that mount has none.
+    """
+    if exc.pgconn is not None and exc.pgconn.needs_password:
+        return "Set HANGO_FS_DSN to a DSN with the password, or put the password into ~/.pgpass."
+    return ""
+
+
 def failure_sentence(dsn: str, exc: BaseException) -> str:
     """Why a connection could not be made, in one sentence without secrets.
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import socket
+import struct
 import tarfile
+import tempfile
+import threading
 import uuid
 from pathlib import Path
 
@@ -136,6 +140,37 @@ def test_paths_in_a_mounted_directory_name_their_agent(
     assert fusefs("versions", "d/../d/a", "--version", "1").stdout == b"x"
     assert "not inside a mounted directory" in fusefs.fails(9, "versions", str(tmp_path / "elsewhere"))
     assert "not inside an agent's directory" in fusefs.fails(9, "versions", str(tmp_path / "host" / "x"))
+
+
+def test_a_password_that_the_mounts_record_does_not_keep_is_asked_for(
+    bare_fusefs: Fusefs, tmp_path: Path, suite_dir: Path
+) -> None:
+    folder = tempfile.mkdtemp(dir=suite_dir)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{folder}/.s.PGSQL.5432")
+        server.listen()
+        server.settimeout(60)
+        asking = threading.Thread(target=ask_for_a_password, args=(server,))
+        asking.start()
+        registry.write(
+            Record(
+                str(tmp_path), 1, 0, 0, "agent", "t", "a", str(uuid.uuid4()), str(uuid.uuid4()), "s",
+                f"host={folder} user=u dbname=x", "2026-01-01T00:00:00", "",
+            )
+        )  # fmt: skip
+        error = bare_fusefs.fails(11, "versions", str(tmp_path / "a"))
+        asking.join()
+    assert "no password supplied" in error
+    assert "hint: Set HANGO_FS_DSN to a DSN with the password, or put the password into ~/.pgpass." in error
+
+
+def ask_for_a_password(server: socket.socket) -> None:
+    """Be a Postgres that does not let one client in without its password."""
+    connection, _ = server.accept()
+    with connection:
+        connection.recv(4096)  # the start-up message
+        connection.sendall(b"R" + struct.pack("!ii", 8, 3))  # AuthenticationCleartextPassword
+        assert connection.recv(4096) == b""  # it goes away
 
 
 # Conflicts
