@@ -12,7 +12,7 @@ import click
 from fusefs.cli import options
 from fusefs.cli.groups import OrderedGroup
 from fusefs.cli.output import confirm, human_bytes, print_json, print_table, printable
-from fusefs.cli.target import locate, run_on, whole_agent
+from fusefs.cli.target import locate, run_on, whole_namespace
 from fusefs.rules.config import Limits
 
 if TYPE_CHECKING:
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from fusefs.rules.scope import Scope
     from fusefs.store.conflicts import Conflict
 
-common = options.together(options.database, options.scope, options.session, options.principal)
+looking = options.together(options.database, options.scope, options.looking)
 
 
 @click.group(cls=OrderedGroup)
 def conflicts() -> None:
     """List the writes that lost a race, read them, and decide about them.
+
+    Inside a mounted directory they are those of its agent; elsewhere name it with --agent.
 
     \b
     Example:
@@ -36,19 +38,21 @@ def conflicts() -> None:
 
 @conflicts.command("list")
 @click.argument("path", required=False)
-@common
+@looking
 @options.as_json
 def list_(path: str | None, as_json: bool, **values: Any) -> None:
     """List the lost races of an agent, or of one file.
 
-    PATH is a mounted directory or a file inside one; without it, name the agent with --agent.
+    PATH is a mounted directory or a file inside one; without it and without --agent, the current directory says which
+    agent.
 
     \b
     Example:
-      fusefs conflicts list ~/work
+      cd ~/work && fusefs conflicts list
+      fusefs conflicts list ~/work/notes.md
       fusefs conflicts list --tenant acme --agent coder
     """
-    target = locate(path, values) if path is not None else whole_agent(None, values)
+    target = locate(path, values) if path is not None else whole_namespace(values)
 
     async def work(db: Database, scope: Scope, at: str) -> list[Conflict]:
         from fusefs.store import conflicts as store
@@ -79,7 +83,7 @@ def list_(path: str | None, as_json: bool, **values: Any) -> None:
 
 @conflicts.command()
 @click.argument("conflict", metavar="ID")
-@common
+@looking
 def show(conflict: str, **values: Any) -> None:
     """Write the bytes of a lost race to stdout.
 
@@ -93,17 +97,20 @@ def show(conflict: str, **values: Any) -> None:
 
         return (await store.read_conflict(db, scope, conflict))[1]
 
-    sys.stdout.buffer.write(run_on(whole_agent(None, values), values, work))
+    sys.stdout.buffer.write(run_on(whole_namespace(values), values, work))
 
 
 @conflicts.command()
 @click.argument("conflict", metavar="ID")
-@common
+@options.database
+@options.scope
+@options.acting
 @options.limits
 def accept(conflict: str, **values: Any) -> None:
     """Make the bytes of a lost race the newest version of their file.
 
-    What the file holds now stays in its history.
+    What the file holds now stays in its history. Inside a mounted directory the change is recorded as one of that
+    mount's session.
 
     \b
     Example:
@@ -116,13 +123,13 @@ def accept(conflict: str, **values: Any) -> None:
 
         return await store.accept(db, scope, limits, conflict)
 
-    found, commit = run_on(whole_agent(None, values), values, work)
+    found, commit = run_on(whole_namespace(values), values, work)
     click.echo(f"accepted: {printable(found.path)} is at version {commit.version} now")
 
 
 @conflicts.command()
 @click.argument("conflict", metavar="ID")
-@common
+@looking
 @options.yes
 def drop(conflict: str, yes: bool, **values: Any) -> None:
     """Forget a lost race; its bytes are gone then.
@@ -131,7 +138,7 @@ def drop(conflict: str, yes: bool, **values: Any) -> None:
     Example:
       fusefs conflicts drop 0b9c… --tenant acme --agent coder --yes
     """
-    target = whole_agent(None, values)
+    target = whole_namespace(values)
 
     async def look(db: Database, scope: Scope, at: str) -> Conflict:
         from fusefs.store import conflicts as store

@@ -33,9 +33,9 @@ SECRET = frozenset({"dsn"})
 @click.argument("mountpoint_", metavar="MOUNTPOINT")
 @options.database
 @options.scope
-@options.session
+@options.mount_session
 @options.option("--create", is_flag=True, help="Make the tenant and the agent if they do not exist.")
-@options.principal
+@options.mount_principal
 @options.option("--all", "all_", is_flag=True, help="Show all tenants and agents, or those of --tenant; read-only.")
 @options.option("--rw", is_flag=True, help="With --all: allow changes.")
 @options.mounting
@@ -56,7 +56,7 @@ def mount(ctx: click.Context, **values: Any) -> None:
 @click.command(cls=FsCommand)
 @click.argument("mountpoint_", metavar="MOUNTPOINT")
 @options.database
-@options.principal
+@options.host_principal
 @options.mounting
 @click.pass_context
 def host(ctx: click.Context, **values: Any) -> None:

@@ -52,13 +52,26 @@ database = together(
 tenant = option("--tenant", metavar="T", help="Tenant, by slug or UUID.")
 agent = option("--agent", metavar="A", help="Agent, by slug or UUID.")
 scope = together(tenant, agent)
-session = option("--session", metavar="S", help="Session id. Default: a new one, which is printed.")
-principal = option(
-    "--as",
-    "as_",
-    type=click.Choice(PEOPLE),
-    default=None,
-    help="Whose rights to use. Default: agent (admin for --all).",
+
+
+def _session(text: str) -> Callable[[F], F]:
+    return option("--session", metavar="S", help=text)
+
+
+def _principal(text: str) -> Callable[[F], F]:
+    return option("--as", "as_", type=click.Choice(PEOPLE), default=None, help=text)
+
+
+mount_session = _session("Session id. Default: a new one, which is printed.")
+mount_principal = _principal("Whose rights to use. Default: agent (admin for --all).")
+host_principal = _principal("Whose rights the sessions have. Default: agent.")
+looking = together(
+    _session("Session to look as, with --as agent or member. Default: the mount's, else a new one."),
+    _principal("Whose rights to use. Default: owner, who sees every session's files."),
+)
+acting = together(
+    _session("Session to act as; it is recorded. Default: the mount's, else a new one."),
+    _principal("Whose rights to use; it is recorded. Default: owner."),
 )
 limits = together(
     option(

@@ -2,13 +2,14 @@
 
 Decided here and only here: how a path on the command line becomes an agent and a path of its namespace. With
 --agent on the command line it is a path of the namespace; else a path inside a mounted directory; else, with an
-agent from the environment or the file, again a path of the namespace.
+agent from the environment or the file, again a path of the namespace. What is done inside a mount is done as that
+mount's session, unless --session on the command line says another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -30,12 +31,14 @@ _WIDEST = Limits(max_path_depth=512, max_path_bytes=4096)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An agent by name, a path of its namespace, and the database that has them."""
+    """An agent by name, a path of its namespace, and the database that has them. `session`: of the mount that the
+    path is in, None where it is in none or in one of every session."""
 
     dsn: str | None
     tenant: str | None
     agent: str
     path: str
+    session: str | None = None
 
 
 def locate(path: str, values: dict[str, Any]) -> Target:
@@ -46,8 +49,7 @@ def locate(path: str, values: dict[str, Any]) -> Target:
 
     Raises BadPath when the path is in no mount of ours and no agent is named.
     """
-    source = click.get_current_context().get_parameter_source("agent")
-    if values["agent"] is not None and source is click.core.ParameterSource.COMMANDLINE:
+    if _was_said("agent"):
         return _named(path, values)
     found = registry.containing(mountpoint.canonical(path))
     if found is not None:
@@ -61,6 +63,36 @@ def locate(path: str, values: dict[str, Any]) -> Target:
     )
 
 
+def whole_namespace(values: dict[str, Any]) -> Target:
+    """The target of a command on a whole namespace that names no path: as `locate` finds it for the current directory.
+
+    Raises BadScope when that is in no mount of ours and no agent is named.
+    """
+    if not _was_said("agent"):
+        found = registry.containing(_current_directory())
+        if found is not None:
+            return replace(_mounted(*found, values), path="/")
+    if values["agent"] is None:
+        raise BadScope(
+            "no agent was named", hint="Pass --tenant and --agent, or change to a mounted directory (`fusefs status`)."
+        )
+    return whole_agent(None, values)
+
+
+def _current_directory() -> str:
+    try:
+        return mountpoint.canonical(".")
+    except FileNotFoundError:
+        # It was deleted, or its mount is gone: then it is in none.
+        return ""
+
+
+def _was_said(option: str) -> bool:
+    """Whether an option is on the command line itself, not in the environment or the file."""
+    source = click.get_current_context().get_parameter_source(option)
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
 def _named(path: str, values: dict[str, Any]) -> Target:
     return Target(values["dsn"], values["tenant"], values["agent"], paths.normalise(path, _WIDEST))
 
@@ -68,13 +100,14 @@ def _named(path: str, values: dict[str, Any]) -> Target:
 def _mounted(record: registry.Record, inside: str, values: dict[str, Any]) -> Target:
     dsn = values["dsn"] or record.dsn
     if record.agent_id is not None:
-        return Target(dsn, record.tenant_id, record.agent_id, paths.normalise(inside, _WIDEST))
+        return Target(dsn, record.tenant_id, record.agent_id, paths.normalise(inside, _WIDEST), record.session)
     parts = [part for part in inside.split("/") if part]
     # <tenant>/<agent>/…, in a host's mount <tenant>/<agent>/<session>/…
     above = 3 if record.layout == "host" else 2
     if len(parts) < above:
-        raise BadPath("not inside an agent's directory", path=inside)
-    return Target(dsn, parts[0], parts[1], paths.normalise("/" + "/".join(parts[above:]), _WIDEST))
+        raise BadPath("not inside an agent's directory", path=inside, hint="Name the agent with --tenant and --agent.")
+    below = paths.normalise("/" + "/".join(parts[above:]), _WIDEST)
+    return Target(dsn, parts[0], parts[1], below, parts[2] if above == 3 else None)
 
 
 def whole_agent(name: str | None, values: dict[str, Any]) -> Target:
@@ -86,10 +119,17 @@ def whole_agent(name: str | None, values: dict[str, Any]) -> Target:
     return Target(values["dsn"], tenant or values["tenant"], agent, "/")
 
 
-def scope_of(agent: Agent, values: dict[str, Any], principal: Principal | None = None) -> Scope:
-    """The scope of a command: --as and --session, else an owner who sees every session."""
+def scope_of(
+    agent: Agent, values: dict[str, Any], principal: Principal | None = None, session: str | None = None
+) -> Scope:
+    """The scope of a command: --as, else an owner who sees every session.
+
+    Args:
+        session: of the mount in which the command acts; only --session on the command line goes before it.
+    """
     who = principal or Principal(values.get("as_") or "owner")
-    session = values.get("session") or new_session()
+    if session is None or _was_said("session"):
+        session = values.get("session") or new_session()
     return Scope(agent.tenant_id, agent.id, session, who, all_sessions=who.administers)
 
 
@@ -111,7 +151,7 @@ def run_on(
 
     async def on_database(db: Database) -> T:
         agent = await find(db, target)
-        return await work(db, scope_of(agent, values, principal), target.path)
+        return await work(db, scope_of(agent, values, principal, target.session), target.path)
 
     return database.run(database.resolve_dsn(target.dsn, values["data_dir"]), on_database)
 

@@ -32,8 +32,7 @@ lineage = options.option(
 @click.argument("path")
 @options.database
 @options.scope
-@options.session
-@options.principal
+@options.looking
 @options.spoken("--version", type=click.IntRange(1), metavar="N", help="Write the content of this version to stdout.")
 @lineage
 @options.option("--deleted", is_flag=True, help="PATH is a directory: list what was deleted below it.")
@@ -124,15 +123,15 @@ def _list_deleted(found: list[Deleted], as_json: bool) -> None:
 @click.argument("path")
 @options.database
 @options.scope
-@options.session
-@options.principal
+@options.acting
 @options.spoken("--version", type=click.IntRange(1), required=True, metavar="N", help="The version to make the newest.")
 @lineage
 @options.limits
 def restore(path: str, version: int, lineage: str | None, **values: Any) -> None:
     """Make an old version of a file the newest one; a deleted file is made anew.
 
-    What the file holds now stays in its history. PATH is as for `fusefs versions`.
+    What the file holds now stays in its history. PATH is as for `fusefs versions`; the change is recorded as one of
+    that mount's session.
 
     \b
     Example:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ def bare_fusefs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fusefs:
         folder = tmp_path / name.lower()
         folder.mkdir()
         monkeypatch.setenv(name, str(folder))
+    # A command that falls back to the embedded Postgres must fail, not start one for the whole machine.
+    monkeypatch.setenv("HANGO_FS_DATA_DIR", os.devnull)
     return Fusefs(monkeypatch)
 
 

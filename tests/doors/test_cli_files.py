@@ -225,6 +225,88 @@ def test_a_refused_accept_keeps_the_conflict(fusefs: Fusefs, agent: harness.Name
     assert fusefs("conflicts", "list", "--json").json
 
 
+# Inside a mount
+
+
+@pytest.fixture
+def mounted(fusefs: Fusefs, agent: harness.Namespace, pg: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory is in a mount of the agent's session s-mount, and nothing else names the agent."""
+    for name in ("HANGO_FS_TENANT", "HANGO_FS_AGENT", "HANGO_FS_DSN"):
+        monkeypatch.delenv(name)
+    root = tmp_path / "mnt"
+    (root / "d").mkdir(parents=True)
+    ids = (agent.tenant_id, agent.agent_id, "s-mount")
+    registry.write(Record(str(root), 1, 0, 0, "agent", None, None, *ids, pg, "2026-01-01T00:00:00", ""))
+    monkeypatch.chdir(root / "d")
+    return root
+
+
+def by(agent: harness.Namespace, path: str) -> tuple[str, str, str]:
+    """Content, principal and session of a file's newest version."""
+    (row,) = agent.execute("select content, updated_by, updated_session from agent_files where path = %s", (path,))
+    return row[0], row[1], row[2]
+
+
+def test_restore_inside_a_mount_is_its_sessions_change(
+    fusefs: Fusefs, agent: harness.Namespace, mounted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for content in ("one", "two"):
+        put(agent, "/d/a", content)
+        put(agent, "/memories/m", content)
+    monkeypatch.setenv("HANGO_FS_SESSION", "s-left-over")
+    fusefs("restore", "a", "--version", "1")
+    assert by(agent, "/d/a") == ("one", "owner", "s-mount")
+    fusefs("restore", str(mounted / "memories" / "m"), "--version", "1")
+    assert by(agent, "/memories/m") == ("one", "owner", "s-mount")
+    fusefs("restore", "a", "--version", "2", "--as", "agent", "--session", "s-said")
+    assert by(agent, "/d/a") == ("two", "agent", "s-said")
+    assert "reserved" in fusefs.fails(7, "restore", "../memories/m", "--version", "2", "--as", "agent")
+
+
+def test_restore_in_a_hosts_mount_is_a_change_of_the_folders_session(
+    fusefs: Fusefs, agent: harness.Namespace, pg: str, tmp_path: Path
+) -> None:
+    put(agent, "/a", "one")
+    put(agent, "/a", "two")
+    none = (None, None, None, None, None)
+    registry.write(Record(str(tmp_path), 1, 0, 0, "host", *none, pg, "2026-01-01T00:00:00", ""))
+    fusefs("restore", str(tmp_path / agent.tenant / agent.agent / "s-7" / "a"), "--version", "1")
+    assert by(agent, "/a") == ("one", "owner", "s-7")
+
+
+def test_conflicts_inside_a_mount_are_those_of_its_agent(
+    fusefs: Fusefs, agent: harness.Namespace, pg: str, mounted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(agent, "/a", "winner")
+    lost = conflict(agent, "/a", b"loser")
+    other = harness.make_namespace(pg)
+    elsewhere = conflict(other, "/a", b"another agent's")
+    assert [one["id"] for one in fusefs("conflicts", "list", "--json").json] == [lost]
+    assert fusefs("conflicts", "show", lost).stdout == b"loser"
+    assert "there is no conflict" in fusefs.fails(3, "conflicts", "show", elsewhere)
+    fusefs("conflicts", "accept", lost)
+    assert by(agent, "/a") == ("loser", "owner", "s-mount")
+    named = ("--tenant", other.tenant, "--agent", other.agent, "--dsn", pg)
+    assert [one["id"] for one in fusefs("conflicts", "list", "--json", *named).json] == [elsewhere]
+    monkeypatch.setenv("HANGO_FS_AGENT", other.agent)
+    assert fusefs("conflicts", "list", "--json").json == [], "the directory goes before the environment"
+    monkeypatch.chdir("/")
+    monkeypatch.setenv("HANGO_FS_DSN", pg)
+    assert [one["id"] for one in fusefs("conflicts", "list", "--json").json] == [elsewhere]
+    monkeypatch.delenv("HANGO_FS_AGENT")
+    assert "change to a mounted directory" in fusefs.fails(10, "conflicts", "list")
+
+
+def test_a_working_directory_that_was_deleted_is_in_no_mount(
+    fusefs: Fusefs, agent: harness.Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert fusefs("conflicts", "list", "--json").json == []
+
+
 # Export and import
 
 

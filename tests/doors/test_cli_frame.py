@@ -76,6 +76,21 @@ def test_what_destroys_is_said_on_the_command_line_only(
         assert f"unknown key {key}" in fusefs.fails(2, "status", "--config", str(config))
 
 
+@pytest.mark.parametrize("words", COMMANDS)
+def test_the_defaults_of_session_and_principal_are_those_of_the_command(words: str) -> None:
+    said = {
+        option_key(option): option.help or "" for option in COMMANDS[words].params if isinstance(option, click.Option)
+    }
+    session, principal = {
+        "mount": ("a new one, which is printed", "agent (admin for --all)"),
+        "host": ("", "agent."),
+    }.get(words, ("the mount's, else a new one", "owner"))
+    if "as" in said:
+        assert f"Default: {principal}" in said["as"]
+    if "session" in said:
+        assert f"Default: {session}" in said["session"]
+
+
 def test_every_list_has_json() -> None:
     for words, command in COMMANDS.items():
         if words.endswith("list") or words in ("status", "df", "gc", "check", "versions", "migrate status"):
