@@ -45,9 +45,10 @@ def together(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
+data_dir = option("--data-dir", metavar="DIR", help="Where the embedded Postgres keeps its data.")
 database = together(
     option("--dsn", metavar="DSN", help="Postgres to use, as a URL or key=value text. Default: an embedded one."),
-    option("--data-dir", metavar="DIR", help="Where the embedded Postgres keeps its data."),
+    data_dir,
 )
 tenant = option("--tenant", metavar="T", help="Tenant, by slug or UUID.")
 agent = option("--agent", metavar="A", help="Agent, by slug or UUID.")

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from fusefs.rules.model import Attrs
 
+_TICK_NS = 10_000_000
+
 
 class Buffer:
     """Uncommitted content.
@@ -53,6 +55,12 @@ class Buffer:
     def uncommitted(self) -> bool:
         """Holds something that Postgres has not acknowledged."""
         return self.dirty or self.pending or self.committing is not None
+
+    def touch(self, now_ns: int) -> None:
+        """Content changed now. A time that is under 10 ms old stays, as it would on a disk whose clock ticks
+        at 100 Hz: the kernel drops the pages of a file whose mtime it sees change."""
+        if self.mtime_ns is None or not 0 <= now_ns - self.mtime_ns < _TICK_NS:
+            self.mtime_ns = now_ns
 
     def write(self, offset: int, data: bytes) -> None:
         """Write at an offset of a whole buffer; a gap reads as NULs (POSIX pwrite)."""

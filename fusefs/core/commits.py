@@ -44,7 +44,7 @@ class Commits:
 
         Raises StaleVersion after keeping the bytes as a conflict; Unavailable with the buffer as it was.
         """
-        async with inode.lock():
+        async with inode.lock:
             node, buffer = inode.node, inode.buffer
             if buffer is None or not buffer.uncommitted:
                 handle.check()

@@ -13,8 +13,7 @@ from __future__ import annotations
 import copy
 import os
 import secrets
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import trio
@@ -33,18 +32,40 @@ _ABSENT_NAMES = 10_000
 """Missing names that the kernel may remember of one directory: each is to be found again."""
 
 
+class Guard:
+    """A lock that costs nothing while it is free: trio's own takes a round of the event loop each time."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock: trio.Lock | None = None
+
+    async def __aenter__(self) -> None:
+        if self._lock is None:
+            self._lock = trio.Lock()
+        try:
+            self._lock.acquire_nowait()
+        except trio.WouldBlock:
+            await self._lock.acquire()
+
+    async def __aexit__(self, *_exc: object) -> None:
+        assert self._lock is not None
+        self._lock.release()
+
+
 class Inode:
     """A node as one session's kernel mount sees it.
 
     Attributes:
         owner: the file system (session, control directory, layout folder) that answers for it.
         node: the node; the owner knows its type.
+        lock: held over the commit of the buffer and over the loading of its content.
         kernel_version: the version whose pages the kernel holds, None when unknown.
         pinned: content of an orphan, kept while handles are open.
         absent: names of a directory that the kernel may remember as missing.
     """
 
-    __slots__ = ("_lock", "absent", "buffer", "handles", "kernel_version", "kino", "lookups", "node", "owner", "pinned")
+    __slots__ = ("absent", "buffer", "handles", "kernel_version", "kino", "lock", "lookups", "node", "owner", "pinned")
 
     def __init__(self, owner: Filesystem, node: Node, kino: int) -> None:
         self.owner = owner
@@ -56,24 +77,7 @@ class Inode:
         self.handles: set[Handle] = set()
         self.pinned: bytes | None = None
         self.absent: set[str] | None = None
-        self._lock: trio.Lock | None = None
-
-    @asynccontextmanager
-    async def lock(self) -> AsyncIterator[None]:
-        """Held over the commit of this inode's buffer and over the loading of its content.
-
-        A free lock is taken without a checkpoint: one would cost a round of the event loop.
-        """
-        if self._lock is None:
-            self._lock = trio.Lock()
-        try:
-            self._lock.acquire_nowait()
-        except trio.WouldBlock:
-            await self._lock.acquire()
-        try:
-            yield
-        finally:
-            self._lock.release()
+        self.lock = Guard()
 
     def remember_absent(self, name: str) -> bool:
         """Note that the kernel was told a name is missing. False: too many, it must not remember this one."""

@@ -57,7 +57,9 @@ class FileIo:
             paths.check(self.session.scope, Op.WRITE, node.path)
         buffer = inode.buffer
         own = buffer is not None and buffer.uncommitted
-        if (writing or self._strict) and not own and not node.gone:
+        # An append is checked against nothing.
+        checked = writing and not (flags & os.O_APPEND and not flags & os.O_TRUNC)
+        if (checked or self._strict) and not own and not node.gone:
             await self.ns.barrier()
         if node.gone and not inode.handles:
             raise StaleVersion("deleted or replaced", path=node.path)
@@ -199,7 +201,7 @@ class FileIo:
             buffer.write(offset, data)
             buffer.appends_only = False
         handle.wrote = True
-        buffer.mtime_ns = now_ns()
+        buffer.touch(now_ns())
         return len(data)
 
     def _append_buffer(self, inode: Inode) -> Buffer:
@@ -215,7 +217,7 @@ class FileIo:
 
     async def _whole_buffer(self, inode: Inode, handle: Handle) -> Buffer:
         """A buffer that holds the whole content at the handle's version, plus what was appended."""
-        async with inode.lock():
+        async with inode.lock:
             node, buffer = inode.node, inode.buffer
             if buffer is not None and buffer.whole and (buffer.uncommitted or buffer.expected == node.version):
                 return buffer
@@ -269,7 +271,7 @@ class FileIo:
             buffer.truncate(size)
         buffer.appends_only = False
         buffer.dirty = True
-        buffer.mtime_ns = now_ns()
+        buffer.touch(now_ns())
         by.wrote = True
         if handle is None:
             await self.commits.commit(inode, by)

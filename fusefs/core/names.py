@@ -248,7 +248,7 @@ class Names:
             # A commit under way ends first; one that waits finds an orphan.
             inode = self.table.known(self._view, node.ino)
             if inode is not None:
-                await commits.enter_async_context(inode.lock())
+                await commits.enter_async_context(inode.lock)
                 await self.io.pin(inode)
             version = await self._delete_row(directory, name, path, node) if node.committed else None
             if node.gone:

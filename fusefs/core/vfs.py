@@ -188,7 +188,7 @@ class SessionFs(Filesystem):
         """Attributes ride along with the commit that is due anyway, else are stored at once. A commit under
         way has taken its own already."""
         if inode.buffer is not None and inode.buffer.committing is not None:
-            async with inode.lock():
+            async with inode.lock:
                 pass
         node, buffer = inode.node, inode.buffer
         if buffer is not None and buffer.uncommitted and not node.gone:

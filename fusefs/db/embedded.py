@@ -8,6 +8,8 @@ per machine that two users cannot share, and works at each exit of each command.
 Postgres refuses to run as root: then the account `pgserver` runs it. Who can reach the socket is
 superuser without a password, so the socket lies in a directory that only its owner may enter.
 
+psycopg is imported only for a DSN: `fusefs status` asks for the server's pid, and must not pay for it (0.28 s).
+
 Threading: blocking; called before trio starts. Two processes at once are kept apart by a file lock.
 """
 
@@ -28,8 +30,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-from psycopg.conninfo import make_conninfo
 
 from fusefs.rules.errors import BadConfig, Unavailable
 
@@ -115,6 +115,16 @@ def running_dsn(data_dir: Path | None = None) -> str | None:
     return _running((data_dir.absolute() if data_dir is not None else default_data_dir()) / "pg")
 
 
+def running_pid(data_dir: Path | None = None) -> tuple[int, Path] | None:
+    """The pid of the server if it runs, and its data directory; starts nothing. SIGINT ends it in good order.
+
+    Raises Unavailable when it is another user's.
+    """
+    data_dir = data_dir.absolute() if data_dir is not None else default_data_dir()
+    found = _look(data_dir / "pg")
+    return (found[0], data_dir) if found is not None else None
+
+
 def stop(data_dir: Path | None = None) -> bool:
     """Stop the server; whether there was one to stop. Raises Unavailable when it does not end."""
     data_dir = data_dir.absolute() if data_dir is not None else default_data_dir()
@@ -135,7 +145,15 @@ def stop(data_dir: Path | None = None) -> bool:
 
 
 def _running(pg: Path) -> str | None:
-    """The DSN if the server is ready.
+    """The DSN if the server is ready."""
+    from psycopg.conninfo import make_conninfo
+
+    found = _look(pg)
+    return make_conninfo("", host=found[1], user="postgres", dbname=DATABASE) if found is not None else None
+
+
+def _look(pg: Path) -> tuple[int, str] | None:
+    """Pid and socket directory of the server if it is ready.
 
     postmaster.pid says who and where (its eighth line is `ready`); a connection to the socket proves it,
     since the file survives a power failure and its pid may be another process by now.
@@ -154,7 +172,7 @@ def _running(pg: Path) -> str | None:
             probe.connect(f"{directory}/{_SOCKET_NAME}")
         except OSError:
             return None
-    return make_conninfo("", host=directory, user="postgres", dbname=DATABASE)
+    return int(lines[0]), directory
 
 
 def _account() -> _Account:

@@ -21,7 +21,7 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, InodeT, ReaddirToken, 
 from fusefs import telemetry
 from fusefs.core.attributes import Caller, SetAttr, Stat
 from fusefs.core.filesystem import Inode, InodeTable, Opened
-from fusefs.rules.errors import BadName, BadPath, FsError, NotSupported, outcome
+from fusefs.rules.errors import BadName, BadPath, FsError, outcome
 from fusefs.rules.model import Kind
 
 _BLOCK = 512
@@ -300,8 +300,8 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def access(self, inode: InodeT, mode: int, ctx: RequestContext) -> bool:
-        """Not asked under default_permissions."""
-        return True
+        """Asked only where root alone can reach the mount (see `serving`): ENOSYS makes the kernel stop asking."""
+        raise FUSEError(errno.ENOSYS)
 
     @handler
     async def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
@@ -316,8 +316,8 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def setxattr(self, inode: InodeT, name: bytes, value: bytes, ctx: RequestContext) -> None:
-        raise NotSupported("extended attributes are not stored")
+        raise FUSEError(errno.EOPNOTSUPP if self._xattr else errno.ENOSYS)
 
     @handler
     async def removexattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        raise NotSupported("extended attributes are not stored")
+        raise FUSEError(errno.EOPNOTSUPP if self._xattr else errno.ENOSYS)

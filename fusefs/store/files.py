@@ -53,8 +53,8 @@ def _random_ids() -> Iterator[str]:
     while True:
         digits = os.urandom(4096).hex()
         for i in range(0, len(digits), 32):
-            end = _VARIANT[digits[i + 16]] + digits[i + 17 : i + 20]
-            yield f"{digits[i : i + 8]}-{digits[i + 8 : i + 12]}-4{digits[i + 13 : i + 16]}-{end}-{digits[i + 20 : i + 32]}"
+            d = digits[i : i + 32]
+            yield f"{d[:8]}-{d[8:12]}-4{d[13:16]}-{_VARIANT[d[16]]}{d[17:20]}-{d[20:]}"
 
 
 _ids = _random_ids()
