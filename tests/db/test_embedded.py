@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from fusefs.cli import processes
 from fusefs.db import embedded
 from fusefs.rules.errors import BadConfig, Unavailable
 
@@ -128,6 +130,22 @@ def test_default_data_dir(monkeypatch: pytest.MonkeyPatch) -> None:
     assert embedded.default_data_dir() == Path("/var/lib/fusefs")
 
 
+def test_an_interrupt_stops_it(data_dir: Path) -> None:
+    """As `fusefs status` says."""
+    assert embedded.running_pid(data_dir) is None
+    embedded.ensure_running(data_dir)
+    found = embedded.running_pid(data_dir)
+    assert found is not None
+    pid, where = found
+    assert where == data_dir
+    started = processes.start_time(pid)
+    assert started is not None
+    os.kill(pid, signal.SIGINT)
+    assert processes.wait_gone(pid, started, 60)
+    assert embedded.running_pid(data_dir) is None
+    assert not (data_dir / "pg" / "postmaster.pid").exists(), "it ended in good order"
+
+
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as another account")
 
 
@@ -170,6 +188,7 @@ def test_root_and_an_ordinary_user_each_have_one(data_dir: Path) -> None:
 # Imports first and becomes the user then: the checkout may lie where that user cannot read.
 _ENSURE_AS = """
 import os, pathlib, sys
+import psycopg.conninfo
 from fusefs.db import embedded
 embedded._binaries = lambda data_dir, account: pathlib.Path(sys.argv[3])
 os.chdir("/")

@@ -108,7 +108,7 @@ def test_options_of_the_mount_command() -> None:
 
 def test_starting_imports_nothing_heavy() -> None:
     code = (
-        "import sys; import fusefs.cli.main as m; m.run(['status', '--json']); "
+        "import sys; import fusefs.cli.main as m; m.run(['status']); "
         "print([n for n in ('trio', 'psycopg', 'structlog', 'opentelemetry', 'rich', 'pyfuse3') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=harness.ROOT)
@@ -122,6 +122,18 @@ def test_reference_page_is_up_to_date() -> None:
 
 def test_version(bare_fusefs: Fusefs) -> None:
     assert bare_fusefs("--version").text.startswith("fusefs ")
+
+
+def test_status_says_how_the_embedded_server_is_stopped(
+    bare_fusefs: Fusefs, pg_server: harness.PostgresServer, suite_dir: Path
+) -> None:
+    assert pg_server.dsn()
+    assert bare_fusefs("status").text == "no mounts\n"
+    data = suite_dir / harness.DATA
+    pid = (data / "pg" / "postmaster.pid").read_text().split()[0]
+    text = bare_fusefs("status", "--data-dir", str(data)).text
+    assert text == f"no mounts\nembedded Postgres in {data}: pid {pid}; `kill -INT {pid}` stops it\n"
+    assert bare_fusefs("status", "--data-dir", str(data), "--json").json == []
 
 
 # Errors
