@@ -118,6 +118,9 @@ class FileIo:
     async def read(self, handle: Handle, offset: int, size: int) -> bytes:
         """pread(2). Raises NotFound where nothing of the file is left anywhere."""
         inode = handle.inode
+        buffer = inode.buffer
+        if buffer is not None and buffer.whole and buffer.uncommitted:
+            return bytes(buffer.data[offset : offset + size])
         content = await self.current(inode, handle)
         return content[offset : offset + size]
 

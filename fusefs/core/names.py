@@ -313,6 +313,8 @@ class Names:
         if target is not None and mode == "":
             for inode in self.ns.inodes_of(target):
                 await self.io.pin(inode)
+            if any(not child.committed for child in target.children.values()):
+                raise NotEmpty(path=target.path)
             if not target.committed:
                 # It was never anywhere but here.
                 self.ns.tree.detach(target)
