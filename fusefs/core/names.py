@@ -251,6 +251,11 @@ class Names:
                 await commits.enter_async_context(inode.lock)
                 await self.io.pin(inode)
             version = await self._delete_row(directory, name, path, node) if node.committed else None
+            replaced = self.ns.tree.by_id.get(node.id)
+            if version is not None and replaced is not None and replaced is not node:
+                # Others renamed a file over it while we asked: the lineage that went is that file's by now.
+                self.ns.tree.detach(replaced, version)
+                self.ns.name_gone(directory, name, replaced)
             if node.gone:
                 return
             node.removed_by = self._view
