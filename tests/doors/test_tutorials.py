@@ -90,6 +90,7 @@ def test_a_page_shows_what_happens(page: str, home: Path, database: str, suite_d
     env |= {
         "HOME": str(home),
         "HANGO_FS_RUNTIME_DIR": str(home / "run"),
+        "HANGO_FS_DATA_DIR": str(home / "data"),  # the pages use a server that is not the embedded one
         "PATH": f"{harness.FUSEFS.parent}:/usr/bin:/bin",
     }
     if page == "README.md":  # its commands need no init: --create does it for the embedded Postgres
