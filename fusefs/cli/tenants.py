@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 quota = options.option("--quota", metavar="BYTES", type=click.IntRange(-1), help="Limit on all files; -1: none.")
 history_quota = options.option(
-    "--history-quota", metavar="BYTES", type=click.IntRange(-1), help="Limit on the history; -1: none."
+    "--history-quota",
+    metavar="BYTES",
+    type=click.IntRange(-1),
+    help="Limit on the history, kept by `fusefs gc`; -1: none.",
 )
 
 

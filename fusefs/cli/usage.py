@@ -28,7 +28,7 @@ DAY_S = 86400.0
 @options.scope
 @options.as_json
 def df(dsn: str | None, data_dir: str | None, tenant: str | None, agent: str | None, as_json: bool) -> None:
-    """Show the files, bytes, quota and history of each agent.
+    """Show the files and the history of each agent, with their bytes and quotas.
 
     \b
     Example:
@@ -47,7 +47,7 @@ def df(dsn: str | None, data_dir: str | None, tenant: str | None, agent: str | N
         )
         return
     print_table(
-        ("TENANT", "AGENT", "FILES", "SIZE", "QUOTA", "USED", "HISTORY", "CONFLICTS"),
+        ("TENANT", "AGENT", "FILES", "SIZE", "QUOTA", "USED", "HISTORY", "QUOTA", "USED", "CONFLICTS"),
         [
             (
                 of.name,
@@ -55,13 +55,19 @@ def df(dsn: str | None, data_dir: str | None, tenant: str | None, agent: str | N
                 usage.files,
                 human_bytes(usage.bytes),
                 human_bytes(usage.quota_bytes),
-                f"{100 * usage.bytes // usage.quota_bytes}%" if usage.quota_bytes else None,
+                _percent(usage.bytes, usage.quota_bytes),
                 human_bytes(usage.history_bytes),
+                human_bytes(usage.history_quota_bytes),
+                _percent(usage.history_bytes, usage.history_quota_bytes),
                 usage.conflicts,
             )
             for of, one, usage in found
         ],
     )
+
+
+def _percent(used: int, quota: int | None) -> str | None:
+    return f"{100 * used // quota}%" if quota else None
 
 
 @dataclass(slots=True)
@@ -74,6 +80,8 @@ class Collected:
     version_bytes: int = 0
     results: int = 0
     result_bytes: int = 0
+    over_quota: int = 0
+    over_quota_bytes: int = 0
 
 
 @click.command(cls=FsCommand)
@@ -107,7 +115,7 @@ def gc(
     result_days: float,
     as_json: bool,
 ) -> None:
-    """Remove superseded contents and large tool results that are old enough.
+    """Remove superseded contents and large tool results that are old enough, and what is over a history's quota.
 
     The list of changes stays; only contents go, the oldest first. A deleted result stays in the history for as
     long as any other file.
@@ -133,7 +141,7 @@ def gc(
         print_json([asdict(one) for one in found])
         return
     print_table(
-        ("TENANT", "AGENT", "VERSIONS", "SIZE", "RESULTS", "SIZE"),
+        ("TENANT", "AGENT", "VERSIONS", "SIZE", "RESULTS", "SIZE", "OVER QUOTA", "SIZE"),
         [
             (
                 one.tenant,
@@ -142,13 +150,15 @@ def gc(
                 human_bytes(one.version_bytes),
                 one.results,
                 human_bytes(one.result_bytes),
+                one.over_quota,
+                human_bytes(one.over_quota_bytes),
             )
             for one in found
         ],
     )
-    total = sum(one.version_bytes + one.result_bytes for one in found)
+    total = sum(one.version_bytes + one.result_bytes + one.over_quota_bytes for one in found)
     verb = "would be removed" if dry_run else "removed"
-    count = plural(sum(one.versions + one.results for one in found), "content")
+    count = plural(sum(one.versions + one.results + one.over_quota for one in found), "content")
     click.echo(f"{count} ({human_bytes(total)}) {verb}")
 
 
@@ -162,6 +172,9 @@ async def _measure(
     collected.versions, collected.version_bytes = expired.count, expired.bytes
     collected.results = sum(kind is not Kind.DIR for _, _, kind, _ in results)
     collected.result_bytes = sum(size for _, _, _, size in results)
+    coming = [size for _, _, kind, size in results if kind is not Kind.DIR]
+    over = await versions.measure_over_quota(db, scope, version_days * DAY_S, coming)
+    collected.over_quota, collected.over_quota_bytes = over.count, over.bytes
     return collected
 
 
@@ -171,7 +184,8 @@ async def _collect(
     from fusefs.store import versions
 
     done = Collected(planned.tenant, planned.agent)
-    with progress(f"{planned.tenant}/{planned.agent}", planned.versions + planned.results) as bar:
+    total = planned.versions + planned.results + planned.over_quota
+    with progress(f"{planned.tenant}/{planned.agent}", total) as bar:
         async for batch in versions.drop_expired(db, scope, version_days * DAY_S):
             done.versions += batch.count
             done.version_bytes += batch.bytes
@@ -181,4 +195,9 @@ async def _collect(
                 done.results += 1
                 done.result_bytes += size
                 bar.advance()
+        # Last: a deleted result has come into the history.
+        async for batch in versions.drop_over_quota(db, scope):
+            done.over_quota += batch.count
+            done.over_quota_bytes += batch.bytes
+            bar.advance(batch.count)
     return done

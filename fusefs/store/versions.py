@@ -9,7 +9,7 @@ Threading: stateless; every function may run at once with any other.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,8 +27,12 @@ _LIST_VERSIONS = query("list_versions")
 _LIST_DELETED = query("list_deleted")
 _FETCH_SUPERSEDED = query("fetch_superseded")
 _MEASURE_EXPIRED = query("measure_expired_versions")
-_DROP_EXPIRED = query("drop_expired_versions")
+_MEASURE_OVER_QUOTA = query("measure_over_quota")
+_DROP_SUPERSEDED = query("drop_superseded")
 _LIST_EXPIRED_RESULTS = query("list_expired_results")
+
+_DROP_BATCH = 500
+"""Rows a statement, so that each transaction is short and a progress bar moves."""
 
 _READ_ATTEMPTS = 5
 """A version that is the newest when the history is read may be superseded before its content is."""
@@ -262,10 +266,38 @@ async def measure_expired(db: Database, scope: Scope, age_s: float) -> Expired:
     return Expired(*rows[0])
 
 
-async def drop_expired(db: Database, scope: Scope, age_s: float, batch: int = 500) -> AsyncIterator[Expired]:
+def drop_expired(db: Database, scope: Scope, age_s: float) -> AsyncIterator[Expired]:
     """Drop those contents, the oldest first; yields what each batch removed. The rows of the history stay."""
+    return _drop(db, scope, age_s, None)
+
+
+async def measure_over_quota(db: Database, scope: Scope, age_s: float, coming: Sequence[int]) -> Expired:
+    """The contents that the history's quota has no room for, once those older than `age_s` seconds are dropped.
+
+    Args:
+        coming: sizes of files that are about to be deleted, in that order; their contents come into the history.
+    """
+    rows = await db.run(scope.tenant_id, _MEASURE_OVER_QUOTA, scope.tenant_id, scope.agent_id, age_s, list(coming))
+    return Expired(*rows[0][:2])
+
+
+async def drop_over_quota(db: Database, scope: Scope) -> AsyncIterator[Expired]:
+    """Drop the oldest contents until the history is within its quota; yields what each batch removed.
+
+    What is written meanwhile is for the next time.
+    """
+    rows = await db.run(scope.tenant_id, _MEASURE_OVER_QUOTA, scope.tenant_id, scope.agent_id, None, [])
+    last = rows[0][2]
+    if last is not None:
+        async for dropped in _drop(db, scope, None, last):
+            yield dropped
+
+
+async def _drop(db: Database, scope: Scope, age_s: float | None, last_seq: int | None) -> AsyncIterator[Expired]:
     while True:
-        rows = await db.run(scope.tenant_id, _DROP_EXPIRED, scope.tenant_id, scope.agent_id, age_s, batch)
+        rows = await db.run(
+            scope.tenant_id, _DROP_SUPERSEDED, scope.tenant_id, scope.agent_id, age_s, last_seq, _DROP_BATCH
+        )
         dropped = Expired(*rows[0])
         if dropped.count == 0:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from fusefs.store import versions
 from tests import harness
 from tests.doors.command import Fusefs
 
@@ -247,6 +248,103 @@ def test_gc_deletes_large_results_of_ended_sessions(fusefs: Fusefs, agent: harne
         "/large_tool_results/s-open/deep",
         "/large_tool_results/s-open/deep/call",
     ]
+
+
+def readable(fusefs: Fusefs, agent: harness.Namespace, path: str) -> set[int]:
+    """The versions of a path whose contents are kept; each is read."""
+    found = fusefs("versions", path, "--agent", agent.agent, "--json").json
+    kept = {one["version"] for one in found if one["readable"]}
+    for version in kept:
+        fusefs("versions", path, "--agent", agent.agent, "--version", str(version))
+    return kept
+
+
+def test_gc_keeps_a_history_within_its_quota(fusefs: Fusefs, agent: harness.Namespace) -> None:
+    for content in ("1" * 10, "2" * 20, "3" * 30, "4" * 40):
+        put(agent, "/a", content)
+        put(agent, "/b", content)
+    # Superseded, the oldest first: a1 b1 (10 each), a2 b2 (20 each), a3 b3 (30 each): 120 bytes.
+    assert fusefs("gc", "--json").json[0]["over_quota"] == 0, "without a quota"
+    fusefs("agent", "quota", agent.agent, "--history-quota", "120")
+    assert fusefs("gc", "--json").json[0]["over_quota"] == 0, "just within it"
+    fusefs("agent", "quota", agent.agent, "--history-quota", "99")
+    assert "3 contents (40 B) would be removed" in fusefs("gc", "--dry-run").text
+    planned = fusefs("gc", "--dry-run", "--json").json
+    assert (planned[0]["over_quota"], planned[0]["over_quota_bytes"], planned[0]["versions"]) == (3, 40, 0)
+    assert "121%" in fusefs("df").text
+    assert fusefs("gc", "--json").json == planned
+    assert readable(fusefs, agent, "/a") == {3, 4}
+    assert readable(fusefs, agent, "/b") == {2, 3, 4}
+    (usage,) = fusefs("df", "--json").json
+    assert (usage["history_bytes"], usage["history_quota_bytes"], usage["bytes"]) == (80, 99, 80)
+    assert fusefs("gc", "--json").json[0]["over_quota"] == 0
+    assert "everything holds" in fusefs("check").text
+    fusefs("agent", "quota", agent.agent, "--history-quota", "0")
+    assert fusefs("gc", "--json").json[0]["over_quota"] == 3
+    assert readable(fusefs, agent, "/a") == readable(fusefs, agent, "/b") == {4}
+
+
+def test_the_history_quota_never_takes_what_a_kept_append_needs(fusefs: Fusefs, agent: harness.Namespace) -> None:
+    def append(path: str, text: str) -> None:
+        agent.execute(
+            "update agent_files set content = content || %s, write_op = 'append', write_id = gen_random_uuid()"
+            " where path = %s",
+            (text, path),
+        )
+
+    put(agent, "/old", "x" * 50)
+    put(agent, "/log", "1")
+    put(agent, "/old", "y")
+    append("/log", "2")
+    append("/log", "3")
+    put(agent, "/log", "new")
+    append("/log", "er")
+    # 50 bytes of /old, 3 of /log's version 3, of which versions 1 and 2 are the beginning.
+    fusefs("agent", "quota", agent.agent, "--history-quota", "3")
+    assert fusefs("gc", "--json").json[0]["over_quota_bytes"] == 50
+    assert readable(fusefs, agent, "/old") == {2}
+    assert readable(fusefs, agent, "/log") == {1, 2, 3, 4, 5}
+    fusefs("agent", "quota", agent.agent, "--history-quota", "2")
+    done = fusefs("gc", "--json").json[0]
+    assert (done["over_quota"], done["over_quota_bytes"]) == (3, 3), "version 3 with the two that begin it"
+    assert readable(fusefs, agent, "/log") == {4, 5}
+    assert "everything holds" in fusefs("check").text
+
+
+def test_a_dry_run_counts_what_expires_and_what_comes_into_the_history(
+    fusefs: Fusefs, agent: harness.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for content in ("1" * 100, "2" * 20, "3" * 30, "4"):
+        put(agent, "/a", content)
+    age(agent, 40, "old_size = 100")
+    for name in ("a", "b"):
+        put(agent, f"/large_tool_results/s-old/{name}", "r" * 15)
+    agent.execute(
+        "insert into agent_sessions (tenant_id, agent_id, session, principal, ended_at)"
+        " values (%s, %s, 's-old', 'agent', now() - interval '8 days')",
+        (agent.tenant_id, agent.agent_id),
+    )
+    # 100 expire, 20 and 30 are there, 15 and 15 come.
+    monkeypatch.setattr(versions, "_DROP_BATCH", 1)
+    for quota, expected in ((70, (1, 20)), (59, (2, 50)), (20, (3, 65)), (10, (4, 80))):
+        fusefs("agent", "quota", agent.agent, "--history-quota", str(quota))
+        (planned,) = fusefs("gc", "--dry-run", "--json").json
+        assert (planned["over_quota"], planned["over_quota_bytes"]) == expected, quota
+        assert (planned["versions"], planned["results"]) == (1, 2)
+    assert fusefs("gc", "--json").json == [planned]
+    assert fusefs("df", "--json").json[0]["history_bytes"] == 0
+
+
+def test_the_history_quota_is_each_agents_own(fusefs: Fusefs, agent: harness.Namespace, pg: str) -> None:
+    other = harness.make_namespace(pg)
+    for one in (agent, other):
+        put(one, "/a", "11")
+        put(one, "/a", "2")
+    fusefs("agent", "quota", agent.agent, "--history-quota", "1")
+    for one in (other, agent):
+        fusefs("gc", "--tenant", one.tenant, "--agent", one.agent)
+    rows = agent.execute("select agent_id::text, old_state from agent_file_versions where version = 2")
+    assert dict(rows) == {agent.agent_id: "dropped", other.agent_id: "text"}
 
 
 def test_gc_touches_only_the_agent_that_was_named(fusefs: Fusefs, agent: harness.Namespace, pg: str) -> None:

@@ -123,14 +123,33 @@ select count(*), coalesce(sum(old_size) filter (where old_state in ('text', 'byt
 from agent_file_versions where tenant_id = $1::uuid and agent_id = $2::uuid
   and old_state in ('text', 'bytes', 'prefix') and at < now() - make_interval(secs => $3::float8);
 
--- name: drop_expired_versions
--- Drop the oldest superseded contents older than $3 seconds, at most $4; the rows stay. Oldest first, since
--- an append's row needs the content of the next version.
+-- name: measure_over_quota
+-- Superseded contents that the quota of the history has no room for: how many, how many bytes, and the last of them
+-- in the order of changes. The newest get the room, so whatever a kept append's row needs is kept too. $3 seconds:
+-- older ones do not count, they expire anyway; null: all count. $4 sizes of contents that are about to come, in order.
+with counted as (
+  select false as coming, seq, case when old_state = 'prefix' then 0 else old_size end as bytes
+  from agent_file_versions
+  where tenant_id = $1::uuid and agent_id = $2::uuid and old_state in ('text', 'bytes', 'prefix')
+    and ($3::float8 is null or at >= now() - make_interval(secs => $3::float8))
+  union all
+  select true, number, size from unnest($4::bigint[]) with ordinality as contents (size, number)),
+summed as (
+  select coming, seq, bytes, sum(bytes) over (order by coming desc, seq desc rows unbounded preceding) as total
+  from counted)
+select count(*), coalesce(sum(bytes), 0)::bigint, max(seq) filter (where not coming)
+from summed join agent_namespaces n on n.tenant_id = $1::uuid and n.agent_id = $2::uuid
+where total > n.history_quota_bytes;
+
+-- name: drop_superseded
+-- Drop the oldest superseded contents, at most $5 of those older than $3 seconds (null: none) or not after $4 in the
+-- order of changes (null: none); the rows stay. Oldest first, since an append's row needs the content of the next
+-- version.
 with expired as (
   select tenant_id, file_id, version, seq, old_size, old_state from agent_file_versions
   where tenant_id = $1::uuid and agent_id = $2::uuid and old_state in ('text', 'bytes', 'prefix')
-    and at < now() - make_interval(secs => $3::float8)
-  order by at, seq limit $4::int for update skip locked),
+    and (at < now() - make_interval(secs => $3::float8) or seq <= $4::bigint)
+  order by seq limit $5::int for update skip locked),
 dropped as (
   update agent_file_versions v set old_state = 'dropped', old_content = null, old_bytes = null
   from expired e
