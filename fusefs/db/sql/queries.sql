@@ -45,7 +45,7 @@ insert into agent_files (tenant_id, agent_id, id, path, content, content_bytes, 
   updated_by, updated_session, write_id, write_handle, version)
 select $1::uuid, $2::uuid, $3::uuid, $4, coalesce($5::text, ''), $6::bytea, $7, $8::bigint, $9::int, $10::int,
   $11::int, $12::bigint, $13, $14, $15::uuid, $16::bigint,
-  1 + (select max(version) from agent_file_versions where tenant_id = $1::uuid and file_id = $3::uuid)
+  1 + coalesce((select max(version) from agent_file_versions where tenant_id = $1::uuid and file_id = $3::uuid), 0)
 on conflict do nothing
 returning id, version, size_bytes, mtime_ns, (extract(epoch from updated_at) * 1000000)::bigint * 1000;
 
@@ -73,11 +73,21 @@ where tenant_id = $1::uuid and agent_id = $2::uuid and id = $3::uuid and kind = 
 returning id, version, size_bytes, mtime_ns, (extract(epoch from updated_at) * 1000000)::bigint * 1000;
 
 -- name: claim_name
--- Take a name at once: O_EXCL, mkdir. No row: it exists.
-select id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
-  (extract(epoch from updated_at) * 1000000)::bigint * 1000 as ctime_ns, updated_session
-from fusefs_claim_v1($1::uuid, $2::uuid, $3::uuid, $4, $5, $6::bigint, $7::int, $8::int, $9::int, $10::bigint,
-  $11, $12, $13::uuid, $14::bigint, $15::boolean);
+-- Take a name at once: O_EXCL, mkdir. No row: it exists. $15: go on with the deleted lineage $3. Visible and announced
+-- when it returns, but not durable until close: a crash of the server may forget an empty file, as one of a local disk
+-- may before fsync.
+with relaxed as materialized (select set_config('synchronous_commit', 'off', true))
+insert into agent_files (tenant_id, agent_id, id, path, content, kind, ino, mode, uid, gid, mtime_ns, updated_by,
+  updated_session, write_id, write_handle, write_op, version)
+select $1::uuid, $2::uuid, $3::uuid, $4, '', $5, $6::bigint, $7::int, $8::int, $9::int, $10::bigint, $11, $12, $13::uuid,
+  $14::bigint, case when $5 = 'file' then 'claim' else 'create' end,
+  case when $15::boolean then coalesce(
+      (select max(version) from agent_file_versions where tenant_id = $1::uuid and file_id = $3::uuid), 0)
+    when $5 = 'file' then 0 else 1 end
+from relaxed
+on conflict do nothing
+returning id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
+  (extract(epoch from updated_at) * 1000000)::bigint * 1000 as ctime_ns, updated_session;
 
 -- name: delete_node
 -- Delete one lineage; the trigger keeps its content in the history. No row: it is gone already.

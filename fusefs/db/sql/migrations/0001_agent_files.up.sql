@@ -472,29 +472,6 @@ $$;
 create trigger fusefs_purge_history after delete on agents
   for each row execute function fusefs_purge_history_v1();
 
--- Claim a name: O_EXCL and mkdir. Visible and announced at once, but not durable until close: a crash
--- of the server may forget an empty file, as a crash may on any local disk before fsync.
---   p_revive  go on with the deleted lineage p_id
--- No row: the name exists.
-create function fusefs_claim_v1(
-  p_tenant uuid, p_agent uuid, p_id uuid, p_path text, p_kind text, p_ino bigint, p_mode int, p_uid int, p_gid int,
-  p_mtime_ns bigint, p_by text, p_session text, p_write_id uuid, p_handle bigint, p_revive boolean
-) returns setof agent_files language plpgsql as $$
-declare
-  v_version int := case when p_kind = 'file' then 0 else 1 end;
-begin
-  if p_revive then
-    select max(version) into v_version from agent_file_versions where tenant_id = p_tenant and file_id = p_id;
-  end if;
-  perform set_config('synchronous_commit', 'off', true);
-  return query insert into agent_files (tenant_id, agent_id, id, path, content, kind, ino, mode, uid, gid, mtime_ns,
-      version, updated_by, updated_session, write_id, write_op, write_handle)
-    values (p_tenant, p_agent, p_id, p_path, '', p_kind, p_ino, p_mode, p_uid, p_gid, p_mtime_ns, coalesce(v_version, 0),
-      p_by, p_session, p_write_id, case when p_kind = 'file' then 'claim' else 'create' end, p_handle)
-    on conflict do nothing returning *;
-end
-$$;
-
 -- Delete one node by lineage. No row: it is gone already. Raises FS005 for a directory with entries.
 create function fusefs_delete_v1(
   p_tenant uuid, p_agent uuid, p_id uuid, p_by text, p_session text, p_write_id uuid
@@ -560,8 +537,10 @@ create function fusefs_rename_v1(
   p_by text, p_session text, p_write_id uuid, p_max_path int, p_max_depth int
 ) returns setof agent_files language plpgsql as $$
 declare
+  r agent_files;
   s agent_files;
   d agent_files;
+  v_parent text := fusefs_parent_v1(p_to);
   v_replaced boolean;
   v_spare text;
 begin
@@ -571,16 +550,22 @@ begin
      or (p_mode = 'exchange' and left(p_from, length(p_to) + 1) = p_to || '/') then
     raise exception 'a directory cannot be moved into itself' using errcode = 'FS010';
   end if;
-  perform fusefs_lock_parent_v1(p_tenant, p_agent, p_to);
+  if v_parent <> '/' and v_parent <> fusefs_parent_v1(p_from) then
+    perform fusefs_lock_parent_v1(p_tenant, p_agent, p_to);
+  end if;
   -- In the order of ids, so that two renames in opposite directions do not deadlock.
-  perform from agent_files where tenant_id = p_tenant and agent_id = p_agent and path in (p_from, p_to)
-    order by id for update;
-  select * into s from agent_files where tenant_id = p_tenant and agent_id = p_agent and path = p_from;
-  if not found or s.id <> p_source then
+  for r in select * from agent_files where tenant_id = p_tenant and agent_id = p_agent and path in (p_from, p_to)
+      order by id for update loop
+    if r.path = p_from then
+      s := r;
+    elsif r.path = p_to then
+      d := r;
+    end if;
+  end loop;
+  if s.id is null or s.id <> p_source then
     raise exception 'no such file or directory' using errcode = 'FS001';
   end if;
-  select * into d from agent_files where tenant_id = p_tenant and agent_id = p_agent and path = p_to;
-  v_replaced := found;
+  v_replaced := d.id is not null;
   if v_replaced and p_mode = 'noreplace' then
     raise exception 'the name exists already' using errcode = 'FS002';
   elsif not v_replaced and p_mode = 'exchange' then
@@ -598,7 +583,9 @@ begin
   elsif not v_replaced and p_target is not null and p_expected is not null then
     raise exception 'deleted since you read it; read it again and retry' using errcode = 'FS006';
   end if;
-  perform fusefs_check_depth_v1(p_tenant, p_agent, s.kind, p_from, p_to, p_max_path, p_max_depth);
+  if s.kind = 'dir' then
+    perform fusefs_check_depth_v1(p_tenant, p_agent, s.kind, p_from, p_to, p_max_path, p_max_depth);
+  end if;
   if p_mode = 'exchange' then
     perform fusefs_check_depth_v1(p_tenant, p_agent, d.kind, p_to, p_from, p_max_path, p_max_depth);
   end if;
@@ -616,12 +603,17 @@ begin
         mode = s.mode, uid = s.uid, gid = s.gid, mtime_ns = s.mtime_ns, updated_at = clock_timestamp(),
         updated_by = p_by, updated_session = p_session, write_id = p_write_id, write_op = 'rename',
         write_handle = null
-      where tenant_id = p_tenant and id = d.id;
+      where tenant_id = p_tenant and id = d.id returning * into d;
   else
     if v_replaced then
       delete from agent_files where tenant_id = p_tenant and id = d.id;
     end if;
-    perform fusefs_move_v1(p_tenant, p_agent, s.kind, p_from, p_to);
+    if s.kind = 'dir' then
+      perform fusefs_move_v1(p_tenant, p_agent, s.kind, p_from, p_to);
+    else
+      update agent_files set path = p_to, updated_at = clock_timestamp()
+        where tenant_id = p_tenant and id = s.id returning * into d;
+    end if;
   end if;
   if not (v_replaced and p_mode = '' and s.kind <> 'dir') then
     insert into agent_file_versions (tenant_id, agent_id, file_id, version, op, kind, path, old_path, size_bytes, mode,
@@ -629,7 +621,9 @@ begin
       values (p_tenant, p_agent, s.id, s.version, 'rename', s.kind, p_to, p_from, s.size_bytes, s.mode,
         p_by, p_session, p_write_id);
   end if;
-  select * into d from agent_files where tenant_id = p_tenant and agent_id = p_agent and path = p_to;
+  if s.kind = 'dir' or p_mode = 'exchange' then
+    select * into d from agent_files where tenant_id = p_tenant and agent_id = p_agent and path = p_to;
+  end if;
   perform fusefs_announce_v1(d.tenant_id, d.agent_id, case when p_mode = 'exchange' then 'exchange' else 'rename' end,
     d.path, p_from, d.id, d.kind, d.ino, d.version, d.size_bytes, d.mode, d.uid, d.gid, d.mtime_ns, d.updated_at,
     d.updated_session, case when v_replaced and p_mode = '' then s.size_bytes else 0 end);
