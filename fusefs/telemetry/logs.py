@@ -4,6 +4,9 @@ Decided here and only here: the form of a line, and what may never be in one. Pa
 contents and passwords are not (HF-18): keys that could hold them are dropped, bytes are replaced by
 their length, and the password of anything that looks like a connection string is cut out.
 
+A change of a file is logged by `Log.change`, once for each commit: as JSON it goes past structlog's processors straight
+into one line of the same form, which takes a quarter of the time (measured: 5 us, not 20).
+
 Threading: any thread; a line is written in one call.
 """
 
@@ -14,13 +17,16 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import MutableMapping
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from functools import lru_cache
+from typing import Any, Protocol, TextIO
 
 import structlog
 from structlog.typing import FilteringBoundLogger
 
+from fusefs.rules.scope import Scope
 from fusefs.telemetry.counters import counters
 
 DROPPED_KEYS = frozenset(
@@ -30,6 +36,26 @@ _PASSWORD_IN_URL = re.compile(r"(://[^\s:/@]*):[^\s@]*@")
 _PASSWORD_IN_PAIRS = re.compile(r"(password\s*[=:]\s*)('(?:[^'\\]|\\.)*'|\S+)", re.IGNORECASE)
 _LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")}
 _SAFE_TYPES = (int, float, bool, type(None))
+# ASCII only: a name with a stray surrogate must not make the stream raise.
+_encode = json.JSONEncoder().encode
+_SCOPES_MAX = 1024
+"""Scopes whose part of a line is kept: half a MB at most, more than the sessions of a host."""
+
+
+class Log(FilteringBoundLogger, Protocol):
+    """What `get_logger` gives."""
+
+    def bind(self, **new_values: Any) -> Log: ...
+
+    def change(
+        self, event: str, scope: Scope, path: str | None, source: str | None, size: int | None, delta: int | None
+    ) -> None:
+        """Log at info that an operation changed files.
+
+        Args:
+            source: the old path of a rename; `from` in the line.
+            size: bytes of content, `bytes` in the line; delta: by how many the file grew. None: not in the line.
+        """
 
 
 def setup_logging(*, json_lines: bool = True, level: str = "info", stream: TextIO | None = None) -> None:
@@ -44,13 +70,59 @@ def setup_logging(*, json_lines: bool = True, level: str = "info", stream: TextI
     """
     structlog.configure(
         processors=[structlog.processors.format_exc_info, _as_json if json_lines else _as_text],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        wrapper_class=_logger_class(_LEVELS[level], json_lines),
         logger_factory=lambda *_: _Sink(stream),
         cache_logger_on_first_use=True,
     )
 
 
-def get_logger() -> FilteringBoundLogger:
+def _logger_class(level: int, json_lines: bool) -> type[Log]:
+    base: Any = structlog.make_filtering_bound_logger(level)
+
+    class Piped(base):  # type: ignore[misc, no-any-unimported]  # structlog makes it at run time
+        def change(
+            self, event: str, scope: Scope, path: str | None, source: str | None, size: int | None, delta: int | None
+        ) -> None:
+            optional = {"from": source, "bytes": size, "delta": delta}
+            given = {key: value for key, value in optional.items() if value is not None}
+            self.info(event, **scope.log_context(), path=path, **given)
+
+    class Direct(base):  # type: ignore[misc, no-any-unimported]
+        def change(
+            self, event: str, scope: Scope, path: str | None, source: str | None, size: int | None, delta: int | None
+        ) -> None:
+            seconds, milliseconds = divmod(time.time_ns() // 1_000_000, 1000)
+            at = f"{_second(seconds)}.{milliseconds:03}+00:00"
+            line = f"{_head(event)}{at}{_scope_part(scope)}{'null' if path is None else _encode(scrub(path))}"
+            if source is not None:
+                line += f', "from": {_encode(scrub(source))}'
+            if size is not None:
+                line += f', "bytes": {size}'
+            if delta is not None:
+                line += f', "delta": {delta}'
+            self._logger.msg(line + "}")
+
+    return Direct if json_lines and level <= logging.INFO else Piped
+
+
+@lru_cache(8)
+def _second(seconds: int) -> str:
+    """The time of day up to the second: making it takes 2 us, and hundreds of lines have the same."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+
+
+@lru_cache
+def _head(event: str) -> str:
+    return f'{{"event": {_encode(scrub(event))}, "level": "info", "at": "'
+
+
+@lru_cache(_SCOPES_MAX)
+def _scope_part(scope: Scope) -> str:
+    fields = "".join(f"{_encode(key)}: {_encode(scrub(value))}, " for key, value in scope.log_context().items())
+    return f'", {fields}"path": '
+
+
+def get_logger() -> Log:
     """A logger for a module. Without `setup_logging`, warnings and worse go to stderr.
 
     Call it as `log.info("event.name", field=value)`; the fields of a caller come from
@@ -58,7 +130,7 @@ def get_logger() -> FilteringBoundLogger:
     """
     if not structlog.is_configured():
         setup_logging(level="warning")
-    logger: FilteringBoundLogger = structlog.get_logger()
+    logger: Log = structlog.get_logger()
     return logger
 
 
@@ -101,8 +173,7 @@ def _fields(method: str, event: MutableMapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_json(_logger: object, method: str, event: MutableMapping[str, Any]) -> str:
-    # ASCII only: a name with a stray surrogate must not make the stream raise.
-    return json.dumps(_fields(method, event))
+    return _encode(_fields(method, event))
 
 
 def _as_text(_logger: object, method: str, event: MutableMapping[str, Any]) -> str:

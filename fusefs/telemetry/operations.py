@@ -108,13 +108,8 @@ class Operation:
         instruments.end_span(self._opened, attributes, failed)
 
     def _write_log(self) -> None:
-        optional = (("from", self._source), ("bytes", self._bytes), ("delta", self._delta))
-        _log.info(
-            f"fs.{self.op}",
-            **self.scope.log_context(),
-            path=self.path,
-            **{key: value for key, value in optional if value is not None},
-        )
+        # bind() is an attribute of the lazy logger; `change` is found only after a search that fails (2 us).
+        _log.bind().change(f"fs.{self.op}", self.scope, self.path, self._source, self._bytes, self._delta)
 
 
 def operation(op: str, scope: Scope, path: str | None = None) -> Operation:

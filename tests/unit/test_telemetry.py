@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import subprocess
 import sys
 import timeit
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import structlog
@@ -211,6 +214,70 @@ def test_a_change_is_logged_with_agent_path_and_delta(log: io.StringIO) -> None:
         "delta": -3,
     }
     assert (rename["event"], rename["from"], rename["path"]) == ("fs.rename", "/a", "/b")
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "size", "delta"),
+    [
+        ("/notes/a.md", None, 12, -3),
+        ('/日记 "quoted"\\\n\x1b.md', "/from", 0, 0),
+        ("/stray\udcff", None, None, None),
+        ("/postgresql://me:hunter2@db/x", "/password=hunter2", 1, None),
+        (None, None, None, 5),
+    ],
+)
+def test_the_direct_line_is_the_one_that_the_pipeline_makes(
+    log: io.StringIO, path: str | None, source: str | None, size: int | None, delta: int | None
+) -> None:
+    telemetry.get_logger().change("fs.test", SCOPE, path, source, size, delta)
+    optional = {"from": source, "bytes": size, "delta": delta}
+    given = {key: value for key, value in optional.items() if value is not None}
+    telemetry.get_logger().info("fs.test", **SCOPE.log_context(), path=path, **given)
+    direct, piped = (
+        re.sub(r'"at": "\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00"', "AT", line)
+        for line in log.getvalue().splitlines()
+    )
+    assert direct == piped
+    assert "AT" in direct
+    assert "hunter2" not in direct
+
+
+def test_the_time_of_a_change_is_now(log: io.StringIO) -> None:
+    before = datetime.now(UTC)
+    telemetry.get_logger().change("fs.test", SCOPE, "/a", None, None, None)
+    at = datetime.fromisoformat(str(lines(log)[0]["at"]))
+    assert before - timedelta(milliseconds=1) <= at <= datetime.now(UTC)
+
+
+def test_a_change_is_logged_as_text_and_at_info() -> None:
+    saved = structlog.get_config()
+    stream = io.StringIO()
+    telemetry.setup_logging(json_lines=False, stream=stream)
+    telemetry.get_logger().change("fs.test", SCOPE, "/a", None, 3, None)
+    telemetry.setup_logging(level="warning", stream=stream)
+    telemetry.get_logger().change("fs.test", SCOPE, "/b", None, 3, None)
+    structlog.configure(**saved)
+    assert stream.getvalue().endswith(' principal="agent" path="/a" bytes=3\n')
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_a_change_costs_less_than_half_of_any_other_line() -> None:
+    """Measured: 5 us against 20. Both in turns, since the machine's speed changes meanwhile."""
+    saved = structlog.get_config()
+    with open(os.devnull, "w") as null:
+        telemetry.setup_logging(stream=null)
+        logger = telemetry.get_logger()
+        context = SCOPE.log_context()
+        pairs = [
+            (
+                timeit.timeit(lambda: logger.bind().change("fs.write", SCOPE, "/a", None, 12, -3), number=200),
+                timeit.timeit(lambda: logger.info("fs.write", **context, path="/a", bytes=12, delta=-3), number=200),
+            )
+            for _ in range(20)
+        ]
+        structlog.configure(**saved)
+    direct, piped = (min(times) for times in zip(*pairs, strict=True))
+    assert direct < piped / 2, (direct, piped)
 
 
 def test_a_failed_change_is_not_logged_as_done(log: io.StringIO) -> None:
