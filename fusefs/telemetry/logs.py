@@ -23,11 +23,9 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Protocol, TextIO
 
-import structlog
-from structlog.typing import FilteringBoundLogger
-
 from fusefs.rules.scope import Scope
 from fusefs.telemetry.counters import counters
+from fusefs.telemetry.lean import FilteringBoundLogger, structlog
 
 DROPPED_KEYS = frozenset(
     ("content", "content_bytes", "data", "dsn", "password", "payload", "token", "old_string", "new_string")

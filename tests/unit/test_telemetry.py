@@ -371,6 +371,22 @@ def test_opentelemetry_is_not_imported_until_it_is_configured() -> None:
     assert done.stdout == "[]\n"
 
 
+def test_a_daemon_imports_no_rich_and_others_still_can() -> None:
+    code = (
+        "import sys; import fusefs.daemon, fusefs.cli.mount\n"
+        "print([m for m in sys.modules if m.split('.')[0] == 'rich'])\n"
+        "import structlog, rich.progress; print(structlog.is_configured())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\nTrue\n"
+
+
+def test_rich_that_was_there_before_stays() -> None:
+    code = "import sys, rich; import fusefs.telemetry; print(sys.modules['rich'] is rich)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
 def test_the_wrapper_is_cheap_where_nothing_is_configured() -> None:
     """Under 2 us. Ten nested context managers of the standard library set the scale of a slow machine."""
 
