@@ -396,6 +396,20 @@ def test_paths_in_a_host_mount_and_in_one_of_everything(commands: Commands, wher
     assert commands.ok("versions", file, "--version", "2") == "y"
 
 
+def test_restore_in_a_mount_is_recorded_as_its_sessions(commands: Commands, where: Path) -> None:
+    commands.mount(where, "--session", "s-1")
+    (where / "a").write_text("one")
+    (where / "a").write_text("two")
+    assert "is at version 3 now" in commands.ok("restore", where / "a", "--version", "1")
+    assert (where / "a").read_text() == "one"
+    (where / "a").write_text("three")
+    found = json.loads(commands.ok("versions", where / "a", "--json"))
+    assert [(one["version"], one["op"], one["principal"], one["session"]) for one in found[:2]] == [
+        (4, "write", "agent", "s-1"),
+        (3, "restore", "owner", "s-1"),
+    ]
+
+
 def test_a_read_that_never_ends_is_given_up(commands: Commands, where: Path) -> None:
     commands.mount(where)
     pid = pid_of(commands)
