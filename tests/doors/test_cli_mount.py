@@ -22,6 +22,7 @@ from fusefs.rules.errors import MountFailed
 from tests import harness
 from tests.doors.command import Fusefs
 from tests.doors.test_cli_admin import put
+from tests.mount.sides import eventually
 
 pytestmark = pytest.mark.kernel
 BOUND_S = 60
@@ -401,7 +402,7 @@ def test_restore_in_a_mount_is_recorded_as_its_sessions(commands: Commands, wher
     (where / "a").write_text("one")
     (where / "a").write_text("two")
     assert "is at version 3 now" in commands.ok("restore", where / "a", "--version", "1")
-    assert (where / "a").read_text() == "one"
+    eventually(lambda: (where / "a").read_text() == "one", "the restored content")
     (where / "a").write_text("three")
     found = json.loads(commands.ok("versions", where / "a", "--json"))
     assert [(one["version"], one["op"], one["principal"], one["session"]) for one in found[:2]] == [
