@@ -94,11 +94,13 @@ class KernelCaches:
 
     def _call(self, call: Callable[..., None], args: tuple[object, ...]) -> int:
         """Returns the errno, 0 for success."""
+        if not self._started:
+            return 0  # the mount has gone, and its caches with it
         try:
             call(*args)
         except OSError as error:
             number = error.errno or 0
-            if number not in _EXPECTED:
+            if self._started and number not in _EXPECTED:
                 _log.warning("fuse.invalidate_failed", error=errno.errorcode.get(number, "?"))
             return number
         return 0

@@ -367,11 +367,13 @@ def test_reserved_name_below_the_top_is_an_ordinary_name(root: Path, own: Path) 
 
 def test_reserved_directory_that_is_missing_cannot_be_made(mount: harness.MountFactory) -> None:
     namespace = mount.namespace
+    fresh = mount(session="s-fresh")
+    fresh.expect_log(EXPECTED_LOG)
+    # A mount makes them where they are missing: take them away under it.
     namespace.execute(
         "DELETE FROM agent_files WHERE tenant_id = %s AND agent_id = %s", (namespace.tenant_id, namespace.agent_id)
     )
-    fresh = mount(session="s-fresh")
-    fresh.expect_log(EXPECTED_LOG)
+    eventually(lambda: os.listdir(fresh.path) == [], "the removal in the mount")
     (fresh.path / "d").mkdir()
     for name in RESERVED:
         with refused(errno.EACCES):
