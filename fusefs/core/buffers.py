@@ -33,7 +33,6 @@ class Buffer:
         "data",
         "dirty",
         "expected",
-        "flushes",
         "mtime_ns",
         "pending",
         "whole",
@@ -47,7 +46,6 @@ class Buffer:
         self.dirty = False
         self.pending = False
         self.committing: int | None = None
-        self.flushes = 0
         self.mtime_ns: int | None = None
         self.attrs = Attrs()
 
@@ -87,7 +85,6 @@ class Buffer:
     def take(self) -> bytes:
         """The bytes to commit. What is written while the commit is under way makes the buffer dirty again."""
         self.dirty = self.pending = False
-        self.flushes = 0
         self.committing = len(self.data)
         return bytes(self.data)
 

@@ -111,7 +111,6 @@ class Commits:
         )
 
         async def create() -> Commit:
-            revived = self.session.revives(node.path)
             return await files.create(
                 ns.db,
                 scope,
@@ -122,7 +121,7 @@ class Commits:
                 node_id=node.id,
                 attrs=whole,
                 handle=handle.serial,
-                revive=revived is not None and revived.id == node.id,
+                revive=node.revived,
             )
 
         try:
@@ -135,20 +134,23 @@ class Commits:
                 raise StaleVersion("its directory was deleted by others", path=path) from None
             done = await create()
         except StaleVersion:
-            if not (buffer.appends_only and data and handle.append):
+            if not (buffer.appends_only and handle.append):
                 raise
             # Two sessions began the same log: both appends survive, and this file is the other's.
             row = await files.stat(ns.db, scope, node.path)
-            done = await files.append(
-                ns.db,
-                scope,
-                self._limits,
-                node.path,
-                row.id,
-                data,
-                attrs=Attrs(mtime_ns=attrs.mtime_ns),
-                handle=handle.serial,
-            )
+            if data:
+                done = await files.append(
+                    ns.db,
+                    scope,
+                    self._limits,
+                    node.path,
+                    row.id,
+                    data,
+                    attrs=Attrs(mtime_ns=attrs.mtime_ns),
+                    handle=handle.serial,
+                )
+            else:
+                done = Commit(row.id, row.version, row.size, row.mtime_ns, row.ctime_ns)
             ns.tree.rekey(node, row.id)
             node.row_ino = row.ino
             node.mode, node.uid, node.gid = row.mode, row.uid, row.gid
@@ -210,12 +212,16 @@ class Commits:
     def check_there(self, node: Node) -> None:
         """A file that this session deleted or replaced lives on for its handles, as on a local disk; one
         that others took away does not, since its bytes would be lost without a word. Raises StaleVersion."""
-        if node.gone and node.removed_by is not self._view and node.committed:
+        if node.gone and node.removed_by is not self._view:
             raise StaleVersion("deleted or replaced by others while you had it open", path=node.path)
 
     def fail(self, inode: Inode, handle: Handle, op: str, error: FsError) -> None:
-        """A limit was met: nothing of the buffer is committed, the old content stays."""
+        """A limit was met: nothing of the buffer is committed, the old content stays. Every handle that wrote
+        into it is told, at its next write or its close."""
         handle.failed = error
+        for other in inode.handles:
+            if other is not handle and other.wrote and other.failed is None:
+                other.failed, other.untold = error, True
         self._drop(inode)
         self.session.refuse(op, inode.node.path, error)
 

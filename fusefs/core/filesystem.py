@@ -109,6 +109,8 @@ class Handle:
         failed: set by the first refusal; every later write and flush repeats it.
         serial: identifies the handle in `write_handle`.
         created: this handle made the file.
+        untold: its bytes were given up with another handle's, and no call of its own has said so.
+        flushes: how often it was flushed with nothing written; each descriptor that bash shuffles counts.
         wrote: this handle has put bytes into the buffer.
     """
 
@@ -117,11 +119,13 @@ class Handle:
         "created",
         "failed",
         "fh",
+        "flushes",
         "inode",
         "names",
         "readable",
         "serial",
         "size_at_open",
+        "untold",
         "version",
         "writable",
         "wrote",
@@ -137,6 +141,8 @@ class Handle:
         self.version = inode.node.version
         self.size_at_open = inode.node.size
         self.failed: FsError | None = None
+        self.untold = False
+        self.flushes = 0
         self.serial = secrets.randbits(62)
         self.created = False
         self.wrote = False

@@ -17,7 +17,12 @@ from fusefs import telemetry
 from fusefs.core.namespace import Namespace
 from fusefs.core.tree import Node
 from fusefs.rules import paths
+from fusefs.rules.config import Limits
 from fusefs.rules.model import Kind, NodeRow
+
+_WIDEST = Limits(max_path_depth=512, max_path_bytes=8192)
+_INOS = (1024, 1 << 39)
+"""What the sequence of incarnations gives; see the schema."""
 
 _log = telemetry.get_logger()
 
@@ -35,26 +40,31 @@ class Follower:
         self._own = f'["{origin}",'
 
     def apply(self, payload: str) -> None:
-        """Take one announcement."""
+        """Take one announcement. Whoever may use the table may send one: nothing in it ends the mount, and
+        one that cannot be understood voids what is cached."""
         if payload.startswith(self._own):
             return
-        try:
-            fields = json.loads(payload)
-            op = fields[1]
-            if op == "reload":
-                self.distrust_all()
-                return
-            row, old_path, old_size = _parse(fields)
-        except (ValueError, TypeError, IndexError, KeyError):
-            _log.warning("follow.malformed", agent=self.ns.agent_id, bytes=len(payload))
-            return
         telemetry.counters.requests["announcement"] += 1
+        try:
+            self._apply(json.loads(payload))
+        except Exception as error:  # noqa: BLE001  (the listener's task must outlive any announcement)
+            _log.warning("follow.malformed", agent=self.ns.agent_id, bytes=len(payload), error=type(error).__name__)
+            self.distrust_all()
+
+    def _apply(self, fields: Any) -> None:
+        if fields[1] == "reload":
+            self.distrust_all()
+            return
+        op = fields[1]
+        row, old_path, old_size = _parse(fields)
         if op == "put":
             self._put(row, old_size)
         elif op == "delete":
             self._delete(row)
         elif op in ("rename", "exchange") and old_path is not None:
             self._rename(row, old_path, exchange=op == "exchange")
+        else:
+            raise ValueError("not an announcement")
 
     def lost(self) -> None:
         """Announcements may have been missed: nothing cached counts until `live`."""
@@ -183,10 +193,16 @@ class Follower:
 
 
 def _parse(fields: list[Any]) -> tuple[NodeRow, str | None, int | None]:
-    """The order of `fusefs_announce_v1`. Raises ValueError, TypeError or IndexError for anything else."""
+    """The order of `fusefs_announce_v1`. Raises ValueError or TypeError for anything else."""
     _, _, path, old_path, node_id, kind, ino, version, size, mode, uid, gid, mtime_ns, ctime_ns, session, old = fields
-    numbers = (ino, version, size, mode, mtime_ns, ctime_ns)
-    if not all(isinstance(number, int) for number in numbers) or not isinstance(path, str) or path[:1] != "/":
+    if not all(type(number) is int for number in (ino, version, size, mode, mtime_ns, ctime_ns)):
         raise ValueError("not an announcement")
+    if not all(number is None or type(number) is int for number in (uid, gid, old)):
+        raise ValueError("not an announcement")
+    if not all(isinstance(text, str) for text in (path, node_id, session)) or not _INOS[0] <= ino < _INOS[1]:
+        raise ValueError("not an announcement")
+    for each in (path, path if old_path is None else old_path):
+        if not isinstance(each, str) or each == "/" or paths.normalise(each, _WIDEST) != each:
+            raise ValueError("not an announcement")
     row = NodeRow(node_id, path, Kind(kind), ino, version, size, mode, uid, gid, mtime_ns, ctime_ns, session)
     return row, old_path, old

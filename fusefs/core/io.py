@@ -57,14 +57,14 @@ class FileIo:
             paths.check(self.session.scope, Op.WRITE, node.path)
         buffer = inode.buffer
         own = buffer is not None and buffer.uncommitted
-        # An append is checked against nothing.
-        checked = writing and not (flags & os.O_APPEND and not flags & os.O_TRUNC)
-        if (checked or self._strict) and not own and not node.gone:
+        # Also before an append, which is checked against nothing: it must not begin on a file that others removed.
+        if (writing or self._strict) and not own and not node.gone:
             await self.ns.barrier()
         if node.gone and not inode.handles:
             raise StaleVersion("deleted or replaced", path=node.path)
         if flags & os.O_TRUNC:
-            await self._truncate_at_open(inode)
+            async with inode.lock:
+                self._truncate_at_open(inode)
         handle = Handle(inode, flags)
         if inode.buffer is not None and inode.buffer.uncommitted and inode.buffer.expected is not None:
             handle.version = inode.buffer.expected
@@ -87,7 +87,9 @@ class FileIo:
         inode.kernel_version = version
         return False
 
-    async def _truncate_at_open(self, inode: Inode) -> None:
+    def _truncate_at_open(self, inode: Inode) -> None:
+        """Under the inode's lock: a commit under way has taken what it commits, and must not find the buffer
+        of another kind when it is done."""
         node = inode.node
         buffer = inode.buffer
         if buffer is None or not buffer.uncommitted:
@@ -96,8 +98,8 @@ class FileIo:
         else:
             buffer.data.clear()
             if not buffer.whole:
-                buffer.whole, buffer.expected = True, node.version
-        buffer.pending, buffer.flushes = True, 0
+                buffer.whole, buffer.appends_only, buffer.expected = True, False, node.version
+        buffer.pending = True
         buffer.mtime_ns = now_ns()
         inode.kernel_version = node.version
 
@@ -288,6 +290,9 @@ class FileIo:
         if isinstance(handle.failed, StaleVersion):
             handle.check()
         elif handle.failed is not None:
+            if handle.untold:
+                handle.untold = False
+                handle.check()
             return
         buffer = handle.inode.buffer
         if buffer is None or not handle.writable:
@@ -295,8 +300,8 @@ class FileIo:
         if buffer.dirty or buffer.committing is not None:
             await self.commits.commit(handle.inode, handle)
         elif buffer.pending:
-            buffer.flushes += 1
-            if buffer.flushes > 1:
+            handle.flushes += 1
+            if handle.flushes > 1:
                 await self.commits.commit(handle.inode, handle)
 
     async def fsync(self, handle: Handle) -> None:

@@ -111,6 +111,7 @@ class Names:
         node.uid, node.gid = self._owner_ids(parent.node, caller)
         node.mtime_ns = node.ctime_ns = now_ns()
         node.owner = self._view
+        node.revived = revived is not None
         node.session = self.scope.session
         self.ns.tree.add(node, parent.node, name)
         parent.node.mtime_ns = parent.node.ctime_ns = node.mtime_ns
@@ -251,12 +252,7 @@ class Names:
                 await commits.enter_async_context(inode.lock)
                 await self.io.pin(inode)
             version = await self._delete_row(directory, name, path, node) if node.committed else None
-            replaced = self.ns.tree.by_id.get(node.id)
-            if version is not None and replaced is not None and replaced is not node:
-                # Others renamed a file over it while we asked: the lineage that went is that file's by now.
-                self.ns.tree.detach(replaced, version)
-                self.ns.name_gone(directory, name, replaced)
-            if node.gone:
+            if version is None and node.gone:
                 return
             node.removed_by = self._view
             if version is not None:
@@ -265,7 +261,14 @@ class Names:
                     self.session.vacate(path, node.id, version)
                 else:
                     self.session.left(path)
-            self.ns.tree.detach(node, version)
+                replaced = self.ns.tree.by_id.get(node.id)
+                if replaced is not None and replaced is not node:
+                    # Others renamed a file over it while we asked: the lineage that went is that file's by now.
+                    replaced.removed_by = self._view
+                    self.ns.tree.detach(replaced, version)
+                    self.ns.name_gone(directory, name, replaced)
+            if not node.gone:
+                self.ns.tree.detach(node, version)
         self.ns.directory_changed(directory)
         self.ns.name_gone(directory, name, node, by=self._view)
         self.ns.attrs_changed(node, by=self._view)
@@ -300,6 +303,8 @@ class Names:
             target = await self._child(new_parent, new_name)
             if target is source:
                 return
+            if target is not None and mode == "exchange":
+                await self._commit_uncommitted(target)
             await self._rename(parent.node, source, new_parent.node, new_name, target, mode)
         except FsError as error:
             self.session.refuse_change("rename", path, error)
@@ -322,6 +327,7 @@ class Names:
                 raise NotEmpty(path=target.path)
             if not target.committed:
                 # It was never anywhere but here.
+                target.removed_by = self._view
                 self.ns.tree.detach(target)
                 target = None
             elif target.kind is not Kind.DIR and source.kind is not Kind.DIR:
@@ -409,6 +415,7 @@ class Names:
         if parent is None:
             return
         path = node.path
+        node.removed_by = self._view
         self.ns.tree.detach(node)
         try:
             row = await files.stat(self.ns.db, self.scope, path)

@@ -114,7 +114,7 @@ class Namespace:
                     telemetry.counters.cache_misses["directory"] += 1
                     if not self.live:
                         self.tree.distrust(directory)
-                    self.tree.shrink(self._max_nodes)
+                    self.tree.shrink(self._max_nodes, keep=directory)
                     return
                 await self.barrier()
             except NotFound:

@@ -28,8 +28,9 @@ class Node:
     `parent` None: the root, an orphan (`gone`), or a directory moved to where nothing is loaded
     (`where` holds its path). `loaded`: `children` is complete; otherwise it holds only what is pinned.
     `touched` collects the lineages that change while the directory is being loaded. `owner` is the
-    session that made an uncommitted file; others do not see it. `removed_by` is the session of this daemon
-    that made an orphan of the node; None: others did. `pins` counts what keeps the node in
+    session that made an uncommitted file; others do not see it.
+    `revived`: it goes on with a lineage that the session deleted. `removed_by` is the session of this
+    daemon that made an orphan of the node; None: others did. `pins` counts what keeps the node in
     memory: the kernel's inodes and open handles. `row_ino` is the incarnation in Postgres; another than
     `ino` where two sessions made the same log at once, and this one's file turned out to be the other's.
     """
@@ -52,6 +53,7 @@ class Node:
         "parent",
         "pins",
         "removed_by",
+        "revived",
         "row_ino",
         "session",
         "size",
@@ -83,6 +85,7 @@ class Node:
         self.owner: object | None = None
         self.gone = False
         self.removed_by: object | None = None
+        self.revived = False
         self.where: str | None = None
         self.pins = 0
         self.generation = secrets.randbits(32)
@@ -136,6 +139,7 @@ class Tree:
         self.by_id: dict[str, Node] = {}
         self._deleted: OrderedDict[str, int] = OrderedDict()
         self._loaded: OrderedDict[Node, None] = OrderedDict()
+        self._shrink_above = 0
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -284,13 +288,21 @@ class Tree:
         for directory in list(self._loaded):
             self._forget(directory)
 
-    def shrink(self, limit: int) -> None:
+    def shrink(self, limit: int, keep: Node) -> None:
         """Forget the directories used longest ago until at most `limit` nodes are known, or all that is
-        left is pinned."""
+        left is pinned. Never `keep`, which someone is about to read, nor one that is being loaded.
+
+        After a pass that could not free enough the next one waits until a quarter more is known.
+        """
+        if len(self.by_id) <= max(limit, self._shrink_above):
+            return
         for directory in list(self._loaded):
             if len(self.by_id) <= limit:
-                return
-            self._forget(directory)
+                break
+            if directory is not keep and directory.touched is None:
+                self._forget(directory)
+        left = len(self.by_id)
+        self._shrink_above = 0 if left <= limit else left + left // 4
 
     def _forget(self, directory: Node) -> None:
         directory.loaded = False

@@ -23,6 +23,7 @@ from fusefs.core.tree import Node
 from fusefs.rules import paths
 from fusefs.rules.config import Consistency
 from fusefs.rules.errors import (
+    BadPath,
     FsError,
     NotADirectory,
     NotPermitted,
@@ -168,6 +169,10 @@ class SessionFs(Filesystem):
         try:
             if not node.gone:
                 paths.check(self.scope, Op.CREATE if handle is not None and handle.created else Op.SETATTR, node.path)
+            if any(
+                time is not None and not -(1 << 63) <= time < 1 << 63 for time in (change.mtime_ns, change.atime_ns)
+            ):
+                raise BadPath("the time is out of range: 64 bits of ns", path=node.path)
             if change.size is not None:
                 await self.io.truncate(inode, change.size, handle)
             if change.atime_ns is not None:

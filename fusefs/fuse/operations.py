@@ -300,8 +300,8 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def access(self, inode: InodeT, mode: int, ctx: RequestContext) -> bool:
-        """Asked only where root alone can reach the mount (see `serving`): ENOSYS makes the kernel stop asking."""
-        raise FUSEError(errno.ENOSYS)
+        """Not asked under default_permissions."""
+        return True
 
     @handler
     async def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:

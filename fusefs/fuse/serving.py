@@ -38,14 +38,9 @@ class KernelMount:
         self._mountpoint = mountpoint
         self.connection = 0
         settings = mounted.settings
-        options = {"fsname=fusefs", "subtype=fusefs"}
+        options = {"default_permissions", "fsname=fusefs", "subtype=fusefs"}
         if allow_other:
             options.add("allow_other")
-        if allow_other or os.geteuid() != 0:
-            # Where root alone gets in, mode bits decide nothing but the x bit of a file, which the kernel
-            # checks in any case; and it would ask for the directory's attributes after each change in it
-            # (one request in six of a create, one in two of an unlink).
-            options.add("default_permissions")
         if settings.read_only:
             options.add("ro")
         try:

@@ -34,8 +34,8 @@ from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid and id = $3:
 -- A new file with its content. No row: the name exists.
 insert into agent_files (tenant_id, agent_id, id, path, content, content_bytes, kind, ino, mode, uid, gid, mtime_ns,
   updated_by, updated_session, write_id, write_handle)
-values ($1::uuid, $2::uuid, $3::uuid, $4, coalesce($5::text, ''), $6::bytea, $7, $8::bigint, $9::int, $10::int,
-  $11::int, $12::bigint, $13, $14, $15::uuid, $16::bigint)
+values ($1::uuid, $2::uuid, $3::uuid, $4, coalesce($5::text, ''), $6::bytea, $7, $8::bigint, $9::int, $10::bigint,
+  $11::bigint, $12::bigint, $13, $14, $15::uuid, $16::bigint)
 on conflict (tenant_id, agent_id, path) do nothing
 returning id, version, size_bytes, mtime_ns, (extract(epoch from updated_at) * 1000000)::bigint * 1000;
 
@@ -43,8 +43,8 @@ returning id, version, size_bytes, mtime_ns, (extract(epoch from updated_at) * 1
 -- A new file that goes on with the lineage deleted at its path a moment ago. No row: the name exists.
 insert into agent_files (tenant_id, agent_id, id, path, content, content_bytes, kind, ino, mode, uid, gid, mtime_ns,
   updated_by, updated_session, write_id, write_handle, version)
-select $1::uuid, $2::uuid, $3::uuid, $4, coalesce($5::text, ''), $6::bytea, $7, $8::bigint, $9::int, $10::int,
-  $11::int, $12::bigint, $13, $14, $15::uuid, $16::bigint,
+select $1::uuid, $2::uuid, $3::uuid, $4, coalesce($5::text, ''), $6::bytea, $7, $8::bigint, $9::int, $10::bigint,
+  $11::bigint, $12::bigint, $13, $14, $15::uuid, $16::bigint,
   1 + coalesce((select max(version) from agent_file_versions where tenant_id = $1::uuid and file_id = $3::uuid), 0)
 on conflict do nothing
 returning id, version, size_bytes, mtime_ns, (extract(epoch from updated_at) * 1000000)::bigint * 1000;
@@ -52,7 +52,7 @@ returning id, version, size_bytes, mtime_ns, (extract(epoch from updated_at) * 1
 -- name: commit_write
 -- New content for a lineage that is still at the expected version. No row: it is not.
 update agent_files set content = coalesce($5::text, ''), content_bytes = $6::bytea,
-  mtime_ns = $7::bigint, mode = coalesce($8::int, mode), uid = coalesce($9::int, uid), gid = coalesce($10::int, gid),
+  mtime_ns = $7::bigint, mode = coalesce($8::int, mode), uid = coalesce($9::bigint, uid), gid = coalesce($10::bigint, gid),
   updated_at = clock_timestamp(), updated_by = $11, updated_session = $12, write_id = $13::uuid, write_op = $14,
   write_handle = $15::bigint
 where tenant_id = $1::uuid and agent_id = $2::uuid and id = $3::uuid and version = $4::int and kind = 'file'
@@ -65,7 +65,7 @@ update agent_files set
   content = case when content_bytes is null and $5::text is not null then content || $5::text else '' end,
   content_bytes = case when content_bytes is null and $5::text is not null then null
     else coalesce(content_bytes, convert_to(content, 'UTF8')) || $4::bytea end,
-  mtime_ns = $7::bigint, mode = coalesce($8::int, mode), uid = coalesce($9::int, uid), gid = coalesce($10::int, gid),
+  mtime_ns = $7::bigint, mode = coalesce($8::int, mode), uid = coalesce($9::bigint, uid), gid = coalesce($10::bigint, gid),
   updated_at = clock_timestamp(), updated_by = $11, updated_session = $12, write_id = $13::uuid, write_op = 'append',
   write_handle = $14::bigint
 where tenant_id = $1::uuid and agent_id = $2::uuid and id = $3::uuid and kind = 'file'
@@ -79,7 +79,7 @@ returning id, version, size_bytes, mtime_ns, (extract(epoch from updated_at) * 1
 with relaxed as materialized (select set_config('synchronous_commit', 'off', true))
 insert into agent_files (tenant_id, agent_id, id, path, content, kind, ino, mode, uid, gid, mtime_ns, updated_by,
   updated_session, write_id, write_handle, write_op, version)
-select $1::uuid, $2::uuid, $3::uuid, $4, '', $5, $6::bigint, $7::int, $8::int, $9::int, $10::bigint, $11, $12, $13::uuid,
+select $1::uuid, $2::uuid, $3::uuid, $4, '', $5, $6::bigint, $7::int, $8::bigint, $9::bigint, $10::bigint, $11, $12, $13::uuid,
   $14::bigint, case when $5 = 'file' then 'claim' else 'create' end,
   case when $15::boolean then coalesce(
       (select max(version) from agent_file_versions where tenant_id = $1::uuid and file_id = $3::uuid), 0)
@@ -102,7 +102,7 @@ from fusefs_rename_v1($1::uuid, $2::uuid, $3::uuid, $4, $5, $6::uuid, $7::int, $
 
 -- name: set_attrs
 -- Mode, owner and mtime. No row: it is gone.
-update agent_files set mode = coalesce($4::int, mode), uid = coalesce($5::int, uid), gid = coalesce($6::int, gid),
+update agent_files set mode = coalesce($4::int, mode), uid = coalesce($5::bigint, uid), gid = coalesce($6::bigint, gid),
   mtime_ns = coalesce($7::bigint, mtime_ns), updated_at = clock_timestamp()
 where tenant_id = $1::uuid and agent_id = $2::uuid and id = $3::uuid
 returning (extract(epoch from updated_at) * 1000000)::bigint * 1000;
@@ -115,8 +115,8 @@ where f.tenant_id = $1::uuid and f.agent_id = $2::uuid and f.id = d.id and f.kin
 
 -- name: set_root_attrs
 -- The same for the root, which has no row of its own.
-update agent_namespaces set root_mode = coalesce($3::int, root_mode), root_uid = coalesce($4::int, root_uid),
-  root_gid = coalesce($5::int, root_gid), root_mtime_ns = coalesce($6::bigint, root_mtime_ns)
+update agent_namespaces set root_mode = coalesce($3::int, root_mode), root_uid = coalesce($4::bigint, root_uid),
+  root_gid = coalesce($5::bigint, root_gid), root_mtime_ns = coalesce($6::bigint, root_mtime_ns)
 where tenant_id = $1::uuid and agent_id = $2::uuid;
 
 -- name: find_write

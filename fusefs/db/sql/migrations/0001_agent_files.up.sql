@@ -45,8 +45,8 @@ create table agent_namespaces (
   quota_bytes bigint,
   history_quota_bytes bigint,
   root_mode int not null default 493,
-  root_uid int,
-  root_gid int,
+  root_uid bigint,
+  root_gid bigint,
   root_mtime_ns bigint not null default (extract(epoch from clock_timestamp()) * 1000000)::bigint * 1000,
   primary key (tenant_id, agent_id)
 );
@@ -110,8 +110,8 @@ create table agent_files (
   parent text collate "C" generated always as
     (coalesce(nullif(left(path, length(path) - strpos(reverse(path), '/')), ''), '/')) stored,
   mode int not null default 420 check (mode between 0 and 4095),
-  uid int,
-  gid int,
+  uid bigint,
+  gid bigint,
   mtime_ns bigint not null default (extract(epoch from clock_timestamp()) * 1000000)::bigint * 1000,
   content_bytes bytea,
   updated_by text not null default 'sql:' || session_user,
@@ -211,7 +211,7 @@ grant usage on sequence fusefs_ino to fusefs_daemon;
 -- content. NOTIFY refuses 8000 bytes and would abort the writer: the finished payload is measured.
 create function fusefs_announce_v1(
   p_tenant uuid, p_agent uuid, p_op text, p_path text, p_old_path text, p_id uuid, p_kind text, p_ino bigint,
-  p_version int, p_size int, p_mode int, p_uid int, p_gid int, p_mtime_ns bigint, p_updated_at timestamptz,
+  p_version int, p_size int, p_mode int, p_uid bigint, p_gid bigint, p_mtime_ns bigint, p_updated_at timestamptz,
   p_session text, p_old_size int
 ) returns void language plpgsql as $$
 declare

@@ -1,0 +1,199 @@
+"""Interleavings found by review: what happens while a commit waits in Postgres, and what others do meanwhile.
+
+A test holds the row that a commit needs, waits until the server shows the commit waiting, and goes on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+
+from tests import harness
+from tests.mount.posix_support import RENAME_EXCHANGE, errno_of, refused, renameat2
+from tests.mount.sides import Duo, eventually
+
+_numbers = itertools.count(1)
+EXPECTED_LOG = r"stale|conflict|refused|malformed"
+
+
+@pytest.fixture(scope="module")
+def mounts(module_mount: harness.MountFactory) -> tuple[harness.Mount, ...]:
+    pair = tuple(module_mount(session=name) for name in ("s-one", "s-two"))
+    for mount in pair:
+        mount.expect_log(EXPECTED_LOG)
+    return pair
+
+
+@pytest.fixture
+def duo(
+    mounts: tuple[harness.Mount, ...], module_namespace: harness.Namespace, request: pytest.FixtureRequest
+) -> Iterator[Duo]:
+    found = Duo(mounts, module_namespace, f"{request.node.originalname.removeprefix('test_')}-{next(_numbers)}")
+    yield found
+    found.close()
+
+
+class Background:
+    """A call in a thread of its own; `join` raises what it raised."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(call,))
+        self._thread.start()
+
+    def _run(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except OSError as error:
+            self._error = error
+
+    def join(self) -> None:
+        self._thread.join(30)
+        assert not self._thread.is_alive(), "the call hangs"
+        if self._error is not None:
+            raise self._error
+
+
+@contextlib.contextmanager
+def held_row(duo: Duo, name: str) -> Iterator[Callable[[], None]]:
+    """Hold a row's lock for the block; the value waits until `count` statements of others wait for it."""
+    dsn = duo.files.namespace.dsn
+    with psycopg.connect(dsn) as holder, psycopg.connect(dsn, autocommit=True) as watcher:
+        holder.execute("SELECT FROM agent_files WHERE path = %s FOR UPDATE", (duo.files.path(name),))
+
+        def waiting() -> bool:
+            query = (
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+            )
+            found = watcher.execute(query).fetchone()
+            return found is not None and found[0] > 0
+
+        yield lambda: eventually(waiting, "a commit waits for the row")
+        holder.commit()
+
+
+def test_truncation_while_an_append_commits(duo: Duo) -> None:
+    path = duo.a / "f"
+    path.write_bytes(b"0123456789")
+    appended = os.open(path, os.O_WRONLY | os.O_APPEND)
+    os.write(appended, b"TAIL")
+    opened: list[int] = []
+    with held_row(duo, "f") as commit_waits:
+        closing = Background(lambda: os.close(appended))
+        commit_waits()
+        truncating = Background(lambda: opened.append(os.open(path, os.O_WRONLY | os.O_TRUNC)))
+    closing.join()
+    truncating.join()
+    os.write(opened[0], b"ab")
+    os.close(opened[0])
+    assert duo.files.content("f") == b"ab"
+    assert path.read_bytes() == b"ab"
+    eventually(lambda: (duo.b / "f").read_bytes() == b"ab", "the truncated text in session b")
+
+
+def test_new_file_in_a_directory_that_others_removed(duo: Duo) -> None:
+    (duo.a / "d").mkdir()
+    eventually((duo.b / "d").is_dir, "the directory in session b")
+    fd = os.open(duo.a / "d" / "f", os.O_WRONLY | os.O_CREAT)
+    os.write(fd, b"mine")
+    os.rmdir(duo.b / "d")
+    eventually(lambda: not (duo.a / "d").exists(), "the removal in session a")
+    with refused(errno.ESTALE):
+        os.close(fd)
+    assert duo.files.conflicts("d/f") == [b"mine"]
+
+
+def test_limit_met_by_one_handle_is_told_to_the_other(duo: Duo) -> None:
+    path = duo.a / "f"
+    path.write_bytes(b"old")
+    first = os.open(path, os.O_WRONLY)
+    os.write(first, b"NEW")
+    second = os.open(path, os.O_WRONLY)
+    with refused(errno.EFBIG):
+        os.pwrite(second, b"x", 1 << 30)
+    # Its bytes were given up too: its close must not say that they are stored.
+    assert errno_of(lambda: os.close(first)) == errno.EFBIG
+    os.close(second)
+    assert duo.files.content("f") == b"old"
+
+
+def test_exchange_with_a_file_that_is_not_committed_yet(duo: Duo) -> None:
+    (duo.a / "f").write_bytes(b"f")
+    fd = os.open(duo.a / "g", os.O_WRONLY | os.O_CREAT)
+    os.write(fd, b"g")
+    renameat2(duo.a / "f", duo.a / "g", RENAME_EXCHANGE)
+    os.close(fd)
+    assert duo.files.content("f") == b"g"
+    assert duo.files.content("g") == b"f"
+
+
+def test_append_right_after_others_removed_the_log(duo: Duo) -> None:
+    for number in range(20):
+        (duo.a / "log").write_bytes(b"old\n")
+        eventually((duo.b / "log").exists, "the log in session b")
+        os.unlink(duo.b / "log")
+        with open(duo.a / "log", "ab") as log:
+            log.write(b"new\n")
+        assert duo.files.content("log") == b"new\n", f"round {number}"
+        os.unlink(duo.a / "log")
+        eventually(lambda: not (duo.b / "log").exists(), "the removal in session b")
+
+
+def test_access_follows_the_mode(duo: Duo) -> None:
+    (duo.a / "f").write_bytes(b"text")
+    assert not os.access(duo.a / "f", os.X_OK)
+    assert (
+        subprocess.run(["find", duo.a.root, "-type", "f", "-executable"], capture_output=True, check=True).stdout == b""
+    )
+    os.chmod(duo.a / "f", 0o755)
+    assert os.access(duo.a / "f", os.X_OK)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        '["x","rename","/a",5,"id","file",5000,1,1,420,null,null,1,1,"s",0]',
+        '["x","put","/","","id","file",5000,1,1,420,null,null,1,1,"s",0]',
+        '["x","put","/../a",null,"id","file",5000,1,1,420,null,null,1,1,"s",0]',
+        '["x","put","/a",null,"id","file",5000,1,1,420,null,null,1,1,"s","much"]',
+        '["x","put","/a",null,"id","file",3,1,1,420,null,null,1,1,"s",0]',
+        '["x"]',
+        "7",
+        "",
+        "[" * 7000,
+    ],
+    ids=str,
+)
+def test_forged_announcement_changes_nothing(duo: Duo, payload: str) -> None:
+    (duo.a / "f").write_bytes(b"text")
+    namespace = duo.files.namespace
+    ((channel,),) = namespace.execute(
+        "SELECT channel FROM agent_namespaces WHERE tenant_id = %s AND agent_id = %s",
+        (namespace.tenant_id, namespace.agent_id),
+    )
+    with psycopg.connect(namespace.dsn, autocommit=True) as conn:
+        conn.execute("SELECT pg_notify(%s, %s)", (channel, payload))
+    # A change behind it shows that the mount has taken it, and lives.
+    (duo.b / "after").write_bytes(b"after")
+    eventually(lambda: (duo.a / "after").read_bytes() == b"after", "the change behind the forged announcement")
+    assert (duo.a / "f").read_bytes() == b"text"
+    assert duo.a.mount.process.poll() is None
+
+
+def test_times_and_owners_at_the_edge(duo: Duo) -> None:
+    path = duo.a / "f"
+    with open(path, "wb") as file:
+        file.write(b"text")
+        assert errno_of(lambda: os.utime(file.fileno(), (1 << 40, 1 << 40))) == errno.EINVAL
+    assert duo.files.content("f") == b"text"
+    if os.geteuid() == 0:
+        os.chown(path, 4294967290, 4294967290)
+        assert os.stat(path).st_uid == 4294967290
