@@ -99,6 +99,12 @@ class Buffer:
         del self.data[:committed]
         self.whole = False
 
+    def become_append(self, version: int) -> None:
+        """A new file that was only appended to becomes an append to another's, which is at `version`."""
+        self.whole = False
+        self.expected = version
+        self.pending = False
+
     def restore(self, dirty: bool) -> None:
         """The commit did not happen: everything is to be committed again."""
         self.committing = None

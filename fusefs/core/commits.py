@@ -23,6 +23,8 @@ from fusefs.rules.model import Attrs, Commit
 from fusefs.rules.paths import Op
 from fusefs.store import files
 
+_log = telemetry.get_logger()
+
 
 class Commits:
     """Commits the buffers of one session.
@@ -75,6 +77,9 @@ class Commits:
             except FsError:
                 buffer.restore(dirty)
                 raise
+            if before == UNCOMMITTED and not buffer.whole:
+                # The file became another's, and this an append to it.
+                before, size_before = done.version - bool(data), done.size - len(data)
             self._committed(inode, buffer, data, before, size_before, done)
 
     async def _store(self, inode: Inode, handle: Handle, buffer: Buffer, data: bytes) -> Commit:
@@ -151,12 +156,10 @@ class Commits:
                 )
             else:
                 done = Commit(row.id, row.version, row.size, row.mtime_ns, row.ctime_ns)
-            ns.tree.rekey(node, row.id)
-            node.row_ino = row.ino
-            node.mode, node.uid, node.gid = row.mode, row.uid, row.gid
-            buffer.whole = False
-            inode.kernel_version = None
-            ns.kernel.invalidate_inode(inode.kino)
+            if node.gone:
+                buffer.become_append(row.version)
+            else:
+                ns.become(node, row)
         self.session.occupied(node.path)
         return done
 
@@ -196,6 +199,13 @@ class Commits:
                 handle.version = done.version
         session.saw(node, done.version)
         node.owner = None
+        live = ns.tree.by_id.get(done.id)
+        if live is not None and live is not node and live.version < done.version:
+            # Others renamed a file over this one while we asked: what we appended is in theirs.
+            live.version, live.size = done.version, done.size
+            live.mtime_ns, live.ctime_ns = done.mtime_ns, done.ctime_ns
+            ns.content_changed(live)
+            return
         if done.version > node.version or (done.version == node.version and done.ctime_ns >= node.ctime_ns):
             node.version, node.size = done.version, done.size
             node.mtime_ns, node.ctime_ns = done.mtime_ns, done.ctime_ns
@@ -231,15 +241,27 @@ class Commits:
         Args:
             data: what is kept as a conflict; None: nothing was written.
         """
-        node = inode.node
+        node, buffer = inode.node, inode.buffer
         path = node.path
         handle.failed = error
         for other in inode.handles:
             if other.wrote:
                 other.failed = error
-        self._drop(inode)
         telemetry.counters.conflicts += 1
-        if data is not None:
+        if data is not None and buffer is not None and buffer.whole and len(buffer.data) > len(data):
+            data = bytes(buffer.data)  # with what was written while the commit was refused
+        try:
+            if data is not None:
+                await self._keep(node, path, handle, error, data)
+        finally:
+            self._drop(inode)
+            self.session.refuse("write", path, error)
+        if not node.committed:
+            await self.lost_name(node)
+
+    async def _keep(self, node: Node, path: str, handle: Handle, error: StaleVersion, data: bytes) -> None:
+        """Store the bytes of a lost race as a conflict."""
+        try:
             conflict_id = await files.record_conflict(
                 self.ns.db,
                 self.session.scope,
@@ -250,10 +272,16 @@ class Commits:
                 op="append" if handle.append else "write",
                 content=data,
             )
-            error.given_hint += f" What you wrote is kept: .fusefs/conflicts/{conflict_id[:8]}-…"
-        self.session.refuse("write", path, error)
-        if not node.committed:
-            await self.lost_name(node)
+        except FsError as failure:
+            _log.error(
+                "fs.conflict_not_kept",
+                **self.session.scope.log_context(),
+                path=path,
+                bytes=len(data),
+                error=type(failure).__name__,
+            )
+            raise
+        error.given_hint += f" What you wrote is kept: .fusefs/conflicts/{conflict_id[:8]}-…"
 
     def _drop(self, inode: Inode) -> None:
         """Forget the buffer, and the kernel's pages, which hold its bytes."""

@@ -241,6 +241,9 @@ class Filesystem:
     def forgotten(self, inode: Inode) -> None:
         """The kernel knows the inode no more and no handle is open."""
 
+    async def refresh(self, inode: Inode) -> None:
+        """Bring an inode up to date before its attributes are told."""
+
     def stat(self, inode: Inode) -> Stat:
         raise NotImplementedError
 

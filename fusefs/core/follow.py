@@ -89,6 +89,7 @@ class Follower:
             inode.absent = None
             ns.kernel.invalidate_inode(inode.kino, attr_only=not inode.handles)
         ns.tree.unload()
+        ns.era += 1
 
     # -- The kinds ---------------------------------------------------------------------------------
 
@@ -106,7 +107,7 @@ class Follower:
         ns.directory_changed(parent, store=False)
         present = parent.children.get(name)
         if present is not None and not present.committed:
-            # This mount's own uncommitted file: it will meet the row when it commits.
+            ns.take_name(present, row, parent)
             return
         if parent.loaded or parent.touched is not None:
             ns.tree.merge(row, parent, name)
@@ -152,8 +153,10 @@ class Follower:
         old_parent, parent = ns.tree.find(old_parent_path), ns.tree.find(parent_path)
         target = ns.tree.find(row.path)
         if target is not None and not target.committed:
-            # This mount's own uncommitted file loses its name when it commits.
+            # This mount's own uncommitted file loses its name when it commits, or was committed just now.
             target, parent_for_source = None, None
+            if parent is not None:
+                ns.tree.distrust(parent)
         else:
             parent_for_source = parent
         if source is None:

@@ -57,6 +57,7 @@ class FileIo:
             paths.check(self.session.scope, Op.WRITE, node.path)
         buffer = inode.buffer
         own = buffer is not None and buffer.uncommitted
+        await self.ns.refresh(node)
         # Also before an append, which is checked against nothing: it must not begin on a file that others removed.
         if (writing or self._strict) and not own and not node.gone:
             await self.ns.barrier()

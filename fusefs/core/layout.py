@@ -139,6 +139,8 @@ class LayoutFs(Filesystem):
         fs = self._open[folder.agent.tenant_id, folder.agent.id, name]
         await fs.commit_all()
         await namespaces.end_session(self._mounted.db, fs.scope)
+        # Who still holds the folder goes on; one made anew is a new session of that name.
+        self._open.pop((folder.agent.tenant_id, folder.agent.id, name), None)
 
     # -- Sessions ----------------------------------------------------------------------------------
 
@@ -158,6 +160,7 @@ class LayoutFs(Filesystem):
         scope = fs.scope
         if self._open.get((scope.tenant_id, scope.agent_id, scope.session)) is fs:
             del self._open[scope.tenant_id, scope.agent_id, scope.session]
+        if fs in self._mounted.sessions:
             self._mounted.close_session(fs)
 
     # -- Folders -----------------------------------------------------------------------------------

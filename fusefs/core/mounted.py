@@ -138,6 +138,10 @@ class Mounted:
         handle would keep its inode. A session opened again has seen nothing (see `Session`)."""
         fs.close()
         self.sessions.remove(fs)
+        for root in (fs.control_root, fs.root):
+            if root is not None:
+                root.lookups = 0
+                self.table.release(root)
 
     def status(self) -> dict[str, Any]:
         """What `.fusefs/status` and `fusefs status` show of this daemon."""

@@ -64,6 +64,8 @@ class Namespace:
         self.inos = inos
         self.views: list[Filesystem] = []
         self.live = False
+        # Raised when everything cached became doubtful: a listing asked for before is then asked for again.
+        self.era = 0
         self._max_nodes = max_nodes
         self._reader = Reader(contents, self._fetch)
         self._loading: dict[Node, trio.Event] = {}
@@ -96,51 +98,111 @@ class Namespace:
             if (event := self._loading.get(directory)) is not None:
                 await event.wait()
                 continue
+            if directory.parent is not None and not directory.parent.loaded and attempts == 0 and self.live:
+                # What is above may have moved while nobody listened.
+                await self.load(directory.parent)
             attempts += 1
             if attempts > _ATTEMPTS:
                 raise StaleVersion("the directory is being moved about", path=directory.path)
             event = self._loading[directory] = trio.Event()
             directory.touched = set()
-            path = directory.path
+            path, era = directory.path, self.era
             try:
                 listing = await files.load_directory(self.db, self.scope, path)
                 own = listing.directory
-                if directory.path == path and (own is None or own.id == directory.id):
-                    for entry in listing.entries:
-                        target = listing.targets.get(entry.id)
-                        if target is not None:
-                            self.contents.put(entry.id, entry.version, target)
-                    self.tree.fill(directory, listing.entries)
-                    telemetry.counters.cache_misses["directory"] += 1
-                    if not self.live:
-                        self.tree.distrust(directory)
-                    self.tree.shrink(self._max_nodes, keep=directory)
+                if directory.path == path and era == self.era and (own is None or own.id == directory.id):
+                    self._fill(directory, listing)
                     return
                 await self.barrier()
             except NotFound:
                 await self.barrier()
-                if not directory.gone and directory.path == path:
+                if not directory.gone and directory.path == path and era == self.era:
+                    self.tree.detach(directory)
                     raise
             finally:
                 directory.touched = None
                 del self._loading[directory]
                 event.set()
 
+    def _fill(self, directory: Node, listing: files.Listing) -> None:
+        for entry in listing.entries:
+            target = listing.targets.get(entry.id)
+            if target is not None:
+                self.contents.put(entry.id, entry.version, target)
+        changed, gone, taken = self.tree.fill(directory, listing.entries)
+        for node in changed:
+            self.content_changed(node)
+        for node in gone:
+            self.name_gone(directory, node.name, node)
+            self.attrs_changed(node)
+        for node, row in taken:
+            self.take_name(node, row, directory)
+        telemetry.counters.cache_misses["directory"] += 1
+        if not self.live:
+            self.tree.distrust(directory)
+        self.tree.shrink(self._max_nodes, keep=directory)
+
+    def take_name(self, node: Node, row: NodeRow, parent: Node) -> None:
+        """Others' row is at the name of this daemon's uncommitted file.
+
+        A file to which a session only appends becomes that row: both appends survive. Any other has lost
+        its name by now: its commit will be refused, and its bytes kept.
+        """
+        if row.id == node.id:
+            # Our own row, changed by others before our commit's answer is here.
+            self.tree.distrust(parent)
+            return
+        inodes = self.inodes_of(node)
+        buffers = [inode.buffer for inode in inodes if inode.buffer is not None]
+        appends = bool(buffers) and all(buffer.appends_only and buffer.whole for buffer in buffers)
+        if appends and all(handle.append for inode in inodes for handle in inode.writers):
+            if any(buffer.committing is not None for buffer in buffers):
+                return  # that commit meets the row, and does the same
+            self.become(node, row)
+        else:
+            name = node.name
+            self.tree.detach(node)
+            self.name_gone(parent, name, node)
+            self.attrs_changed(node)
+            self.tree.merge(row, parent, name)
+            self.name_appeared(parent, name)
+
+    def become(self, node: Node, row: NodeRow) -> None:
+        """An uncommitted file that was only appended to turns out to be the row that others made."""
+        parent, name = node.parent, node.name
+        self.tree.rekey(node, row.id)
+        node.update(row)
+        node.row_ino = row.ino
+        node.owner = None
+        node.revived = False
+        for inode in self.inodes_of(node):
+            if inode.buffer is not None:
+                inode.buffer.become_append(row.version)
+            for handle in inode.handles:
+                handle.version = row.version
+            inode.kernel_version = None
+            self.kernel.invalidate_inode(inode.kino)
+        if parent is not None:
+            self.name_appeared(parent, name)
+
+    async def refresh(self, node: Node) -> None:
+        """Bring a node up to date where its directory is not loaded: nobody followed it meanwhile."""
+        if not node.gone and node.parent is not None and not node.parent.loaded:
+            await self.load(node.parent)
+
     async def child(self, directory: Node, name: str) -> Node | None:
         """The committed or uncommitted node at a name. Awaits only when the directory is not loaded."""
-        if not directory.loaded:
-            found = directory.children.get(name)
-            if found is not None and found.pins and self.live:
-                return found
-            await self.load(directory)
-        else:
+        if directory.loaded:
             self.tree.use(directory)
+        else:
+            await self.load(directory)
         return directory.children.get(name)
 
     # -- Contents ----------------------------------------------------------------------------------
 
     async def content(self, node: Node) -> tuple[int, bytes]:
         """The newest version and its content. Raises NotFound for a node that is gone."""
+        await self.refresh(node)
         for _ in range(_ATTEMPTS):
             if node.gone or not node.committed:
                 break
@@ -199,6 +261,11 @@ class Namespace:
             return False
         taken_over = row.id != source.id
         before = source.version
+        if self.tree.is_buried(row.id, row.version) or (
+            target is not None and target.id == row.id and target.version > row.version
+        ):
+            # What we know of the target is newer than this rename: ask for the result of both.
+            self.tree.distrust(directory)
         displaced = self.tree.attach(source, directory, name)
         if displaced is not None and displaced.kind is Kind.DIR:
             self.tree.bury(displaced.id, displaced.version)
@@ -284,6 +351,8 @@ class Namespace:
         except FsError:
             for node_id, mtime_ns in touched.items():
                 self._touched.setdefault(node_id, mtime_ns)
+            if root is not None:
+                self._touched.setdefault("", root)
             raise
 
     # -- Sessions ----------------------------------------------------------------------------------

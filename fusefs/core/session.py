@@ -87,13 +87,15 @@ class Session:
         """The session opened this version for reading, was served it, or wrote it."""
         seen, node_id = self._seen, node.id
         known = seen.get(node_id)
+        if known is not None:
+            seen.move_to_end(node_id)
         if known is None or known < version:
             seen[node_id] = version
             self._seen_at[node.path] = node_id
             if known is None and len(seen) > _SEEN_LINEAGES:
                 seen.popitem(last=False)
-                while len(self._seen_at) > _SEEN_LINEAGES:
-                    self._seen_at.popitem(last=False)
+            while len(self._seen_at) > _SEEN_LINEAGES:
+                self._seen_at.popitem(last=False)
 
     def left(self, path: str) -> None:
         """The session itself took away what it saw at a path."""

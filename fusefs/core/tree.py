@@ -195,7 +195,11 @@ class Tree:
             self.bury(node.id, version)
 
     def send_away(self, node: Node, path: str) -> None:
-        """Move a node to a path whose directory is not known here. It stays whole for those who hold it."""
+        """Move a node to a path whose directory is not known here. It stays whole for those who hold it, but
+        what is below it is to be loaded again: announcements do not find it there."""
+        for each in node.walk():
+            if each.loaded:
+                self.distrust(each)
         self._unlink(node)
         node.parent, node.where = None, path
 
@@ -250,20 +254,39 @@ class Tree:
                 self.attach(node, parent, name)
         return node
 
-    def fill(self, directory: Node, rows: list[NodeRow]) -> None:
-        """Take the result of loading a directory. What changed while it was on its way stays."""
+    def fill(self, directory: Node, rows: list[NodeRow]) -> tuple[list[Node], list[Node], list[tuple[Node, NodeRow]]]:
+        """Take the result of loading a directory. What changed while it was on its way stays.
+
+        Returns, of the nodes that someone may hold: whose content changed, which have gone, and the
+        uncommitted files whose names others' rows have.
+        """
         touched = directory.touched or set()
         names = set()
+        changed: list[Node] = []
+        gone: list[Node] = []
+        taken: list[tuple[Node, NodeRow]] = []
         for row in rows:
             name = row.path.rpartition("/")[2]
             names.add(name)
             present = directory.children.get(name)
-            if row.id not in touched and (present is None or present.committed):
-                self.merge(row, directory, name)
+            if row.id in touched:
+                continue
+            if present is not None and not present.committed:
+                taken.append((present, row))
+                continue
+            known = self.by_id.get(row.id)
+            before = None if known is None else known.version
+            node = self.merge(row, directory, name)
+            if node is not None and node is known and node.version != before:
+                changed.append(node)
+            if present is not None and present.gone:
+                gone.append(present)
         for name, node in list(directory.children.items()):
             if name not in names and node.committed and node.id not in touched:
                 self.detach(node)
+                gone.append(node)
         self.trust(directory)
+        return changed, gone, taken
 
     # -- Forgetting --------------------------------------------------------------------------------
 

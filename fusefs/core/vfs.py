@@ -110,6 +110,9 @@ class SessionFs(Filesystem):
             timeout_s,
         )
 
+    async def refresh(self, inode: Inode) -> None:
+        await self.ns.refresh(inode.node)
+
     def _visible(self, node: Node) -> bool:
         """Another session's uncommitted file, and its machine-written ones, do not exist here."""
         if node.owner is not None and node.owner is not self:
@@ -155,6 +158,9 @@ class SessionFs(Filesystem):
 
     async def entry(self, parent: Inode, name: str) -> Inode | None:
         node = parent.node.children.get(name)
+        if node is None and not parent.node.loaded:
+            # Unloaded since the listing began.
+            node = await self.ns.child(parent.node, name)
         if node is None or not self._visible(node):
             return None
         return self.table.obtain(self, node)

@@ -137,6 +137,7 @@ class Operations(pyfuse3.Operations):
     @handler
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
         found = self._table.get(inode)
+        await found.owner.refresh(found)
         return _attributes(found.owner.stat(found))
 
     @handler
