@@ -261,9 +261,9 @@ class Namespace:
             return False
         taken_over = row.id != source.id
         before = source.version
-        if self.tree.is_buried(row.id, row.version) or (
-            target is not None and target.id == row.id and target.version > row.version
-        ):
+        known = self.tree.by_id.get(row.id)
+        newer = known is not None and known is not source and known.version > row.version
+        if newer or self.tree.is_buried(row.id, row.version):
             # What we know of the target is newer than this rename: ask for the result of both.
             self.tree.distrust(directory)
         displaced = self.tree.attach(source, directory, name)

@@ -197,3 +197,66 @@ def test_times_and_owners_at_the_edge(duo: Duo) -> None:
     if os.geteuid() == 0:
         os.chown(path, 4294967290, 4294967290)
         assert os.stat(path).st_uid == 4294967290
+
+
+def test_append_that_races_a_rename_over(duo: Duo) -> None:
+    for number in range(10):
+        name = f"log{number}"
+        (duo.b / name).write_bytes(b"old\n")
+        eventually(lambda name=name: (duo.a / name).read_bytes() == b"old\n", "the log in session a")
+        (duo.b / "new").write_bytes(b"replaced\n")
+        fd = os.open(duo.a / name, os.O_WRONLY | os.O_APPEND)
+        os.write(fd, b"mine\n")
+        with held_row(duo, name) as waits:
+            renaming = Background(lambda name=name: os.rename(duo.b / "new", duo.b / name))
+            waits()
+            closing = Background(lambda fd=fd: os.close(fd))
+        # Postgres chooses who is first. An append that is first makes the rename stale; one that is second adds to
+        # what was renamed, unless the announcement told its mount before it asked.
+        outcome = errno_of(renaming.join), errno_of(closing.join)
+        stored = duo.files.content(name)
+        assert (outcome, stored) in (
+            ((0, 0), b"replaced\nmine\n"),
+            ((0, errno.ESTALE), b"replaced\n"),
+            ((errno.ESTALE, 0), b"old\nmine\n"),
+        )
+        for side in (duo.a, duo.b):
+            eventually(lambda side=side, name=name, stored=stored: (side / name).read_bytes() == stored, "one content")
+
+
+def test_directory_moved_to_where_nothing_is_loaded(duo: Duo) -> None:
+    os.makedirs(duo.b / "b" / "c")
+    os.makedirs(duo.b / "a" / "d")
+    (duo.b / "a" / "d" / "old").write_bytes(b"old")
+    eventually(lambda: os.listdir(duo.a / "a" / "d") == ["old"], "the listing in session a")
+    os.rename(duo.b / "a" / "d", duo.b / "b" / "c" / "d")
+    (duo.b / "b" / "c" / "d" / "new").write_bytes(b"new")
+    eventually(lambda: sorted(os.listdir(duo.a / "b" / "c" / "d")) == ["new", "old"], "the new file in session a")
+
+
+def test_others_file_behind_an_uncommitted_one(duo: Duo) -> None:
+    fd = os.open(duo.a / "f", os.O_WRONLY | os.O_CREAT)
+    os.write(fd, b"mine")
+    (duo.b / "f").write_bytes(b"theirs")
+    eventually(lambda: (duo.a / "f").read_bytes() == b"theirs", "the others' file in session a")
+    with refused(errno.ESTALE):
+        os.close(fd)
+    assert duo.files.conflicts("f") == [b"mine"]
+    assert (duo.a / "f").read_bytes() == b"theirs"
+
+
+def test_open_file_after_announcements_were_lost(duo: Duo) -> None:
+    path = duo.a / "f"
+    path.write_bytes(b"one")
+    eventually(lambda: (duo.b / "f").read_bytes() == b"one", "the file in session b")
+    namespace = duo.files.namespace
+    with open(path, "rb") as file, psycopg.connect(namespace.dsn, autocommit=True) as conn:
+        assert file.read() == b"one"
+        for number in range(5):
+            text = f"by sql {number}"
+            conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query ILIKE 'listen%'")
+            conn.execute("UPDATE agent_files SET content = %s WHERE path = %s", (text, duo.files.path("f")))
+            for side in (duo.a, duo.b):
+                eventually(lambda side=side, text=text: (side / "f").read_text() == text, "the new text")
+            eventually(lambda text=text: os.pread(file.fileno(), 100, 0) == text.encode(), "the new text, open file")
+    assert os.stat(path).st_size == len(text)
