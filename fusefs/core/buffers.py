@@ -8,9 +8,23 @@ Threading: one trio thread; no method awaits.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
+from fusefs.db.pool import Unsettled
 from fusefs.rules.model import Attrs
 
 _TICK_NS = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What one commit takes of a buffer: its bytes, the attributes that ride along, and the version and
+    size of the file that it finds."""
+
+    data: bytes
+    attrs: Attrs
+    version: int
+    size: int
 
 
 class Buffer:
@@ -24,6 +38,8 @@ class Buffer:
         committing: how many bytes a commit under way has taken; None: there is none.
         pending: a create or a truncation that no commit has, and nothing written since: the flush that
             bash causes before the first write must not commit it.
+        unsettled: a commit of which nobody knows whether Postgres applied it, and what it took. Until that
+            is settled nothing else may be committed (an append would double), and the form stays.
     """
 
     __slots__ = (
@@ -35,6 +51,7 @@ class Buffer:
         "expected",
         "mtime_ns",
         "pending",
+        "unsettled",
         "whole",
     )
 
@@ -48,6 +65,7 @@ class Buffer:
         self.committing: int | None = None
         self.mtime_ns: int | None = None
         self.attrs = Attrs()
+        self.unsettled: tuple[Unsettled, Taken] | None = None
 
     @property
     def uncommitted(self) -> bool:
@@ -93,6 +111,15 @@ class Buffer:
         if not self.whole:
             del self.data[: self.committing]
         self.committing = None
+
+    def settle_late(self, taken: Taken) -> None:
+        """A commit that nobody knew of turns out to have succeeded; what was written since is still to be
+        committed."""
+        self.unsettled = None
+        self.committing = len(taken.data)
+        self.pending = False
+        changed = self.data != taken.data if self.whole else len(self.data) > len(taken.data)
+        self.dirty = changed or replace(self.attrs, mtime_ns=self.mtime_ns) != taken.attrs
 
     def continue_appending(self, committed: int) -> None:
         """Turn a whole buffer, whose first bytes are committed, into one that only appends."""

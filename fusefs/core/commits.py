@@ -10,14 +10,16 @@ dirty again.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from fusefs import telemetry
 from fusefs.core.attributes import now_ns
-from fusefs.core.buffers import Buffer
+from fusefs.core.buffers import Buffer, Taken
 from fusefs.core.filesystem import Filesystem, Handle, Inode
 from fusefs.core.namespace import Namespace
 from fusefs.core.session import Session
 from fusefs.core.tree import UNCOMMITTED, Node
+from fusefs.db.pool import Unsettled
 from fusefs.rules.errors import FsError, NotFound, StaleVersion, TooLarge
 from fusefs.rules.model import Attrs, Commit
 from fusefs.rules.paths import Op
@@ -51,6 +53,9 @@ class Commits:
             if buffer is None or not buffer.uncommitted:
                 handle.check()
                 return
+            await self.settle(inode)
+            if not (buffer.dirty or buffer.pending):
+                return
             if node.gone:
                 try:
                     self.check_there(node)
@@ -63,29 +68,47 @@ class Commits:
                 if not buffer.whole:
                     inode.buffer = None
                 return
-            before, size_before = node.version, node.size
             dirty = buffer.dirty
-            data = buffer.take()
+            taken = self._take(node, buffer)
             try:
-                done = await self._store(inode, handle, buffer, data)
+                done = await self._store(inode, handle, buffer, taken.data, taken.attrs)
             except StaleVersion as error:
-                await self.lose(inode, handle, error, data)
+                await self.lose(inode, handle, error, taken.data)
                 raise
             except TooLarge as error:
                 self.fail(inode, handle, "write", error)
                 raise
-            except FsError:
+            except FsError as error:
                 buffer.restore(dirty)
+                if isinstance(error, Unsettled):
+                    buffer.unsettled = error, taken
                 raise
-            if before == UNCOMMITTED and not buffer.whole:
-                # The file became another's, and this an append to it.
-                before, size_before = done.version - bool(data), done.size - len(data)
-            self._committed(inode, buffer, data, before, size_before, done)
+            self._committed(inode, buffer, taken, done)
 
-    async def _store(self, inode: Inode, handle: Handle, buffer: Buffer, data: bytes) -> Commit:
+    async def settle(self, inode: Inode) -> None:
+        """Find out what became of a commit that was lost on its way. Under the inode's lock.
+
+        Raises Unsettled, with the buffer as it was, when nobody can tell even now.
+        """
+        buffer = inode.buffer
+        if buffer is None or buffer.unsettled is None:
+            return
+        lost, taken = buffer.unsettled
+        done = await files.settle(self.ns.db, self.session.scope, lost, taken.attrs.mtime_ns or 0)
+        if done is None:
+            buffer.unsettled = None
+        else:
+            buffer.settle_late(taken)
+            self._committed(inode, buffer, taken, done)
+
+    def _take(self, node: Node, buffer: Buffer) -> Taken:
+        if buffer.mtime_ns is None:
+            buffer.mtime_ns = now_ns()
+        attrs = replace(buffer.attrs, mtime_ns=buffer.mtime_ns)
+        return Taken(buffer.take(), attrs, node.version, node.size)
+
+    async def _store(self, inode: Inode, handle: Handle, buffer: Buffer, data: bytes, attrs: Attrs) -> Commit:
         node, scope, ns = inode.node, self.session.scope, self.ns
-        mtime_ns = now_ns() if buffer.mtime_ns is None else buffer.mtime_ns
-        attrs = Attrs(buffer.attrs.mode, buffer.attrs.uid, buffer.attrs.gid, mtime_ns)
         policy = Op.CREATE if handle.created else Op.WRITE
         if buffer.expected is None:
             return await self._create(inode, handle, buffer, data, attrs)
@@ -143,12 +166,16 @@ class Commits:
                 raise
             # Two sessions began the same log: both appends survive, and this file is the other's.
             row = await files.stat(ns.db, scope, node.path)
+            if node.gone:
+                buffer.become_append(row.version)
+            else:
+                ns.become(node, row)
             if data:
                 done = await files.append(
                     ns.db,
                     scope,
                     self._limits,
-                    node.path,
+                    row.path,
                     row.id,
                     data,
                     attrs=Attrs(mtime_ns=attrs.mtime_ns),
@@ -156,18 +183,16 @@ class Commits:
                 )
             else:
                 done = Commit(row.id, row.version, row.size, row.mtime_ns, row.ctime_ns)
-            if node.gone:
-                buffer.become_append(row.version)
-            else:
-                ns.become(node, row)
         self.session.occupied(node.path)
         return done
 
-    def _committed(
-        self, inode: Inode, buffer: Buffer, data: bytes, before: int, size_before: int, done: Commit
-    ) -> None:
+    def _committed(self, inode: Inode, buffer: Buffer, taken: Taken, done: Commit) -> None:
         """Take a commit into the mirror, unless an announcement was faster."""
         node, ns, session = inode.node, self.ns, self.session
+        data, before, size_before = taken.data, taken.version, taken.size
+        if before == UNCOMMITTED and not buffer.whole:
+            # The file became another's, and this an append to it.
+            before, size_before = done.version - bool(data), done.size - len(data)
         buffer.settle()
         created = before == UNCOMMITTED and buffer.whole
         if buffer.whole:
@@ -286,6 +311,8 @@ class Commits:
     def _drop(self, inode: Inode) -> None:
         """Forget the buffer, and the kernel's pages, which hold its bytes."""
         node = inode.node
+        if inode.buffer is not None and inode.buffer.unsettled is not None:
+            self.ns.doubt(node.path)
         inode.buffer = None
         if not node.committed and not node.gone:
             # Its name is still to be made, as an empty file.

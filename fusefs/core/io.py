@@ -65,6 +65,7 @@ class FileIo:
             raise StaleVersion("deleted or replaced", path=node.path)
         if flags & os.O_TRUNC:
             async with inode.lock:
+                await self.commits.settle(inode)
                 self._truncate_at_open(inode)
         handle = Handle(inode, flags)
         if inode.buffer is not None and inode.buffer.uncommitted and inode.buffer.expected is not None:
@@ -179,6 +180,9 @@ class FileIo:
         # The one write that an O_APPEND handle makes at its offset: a dirty mmap page, written back.
         page = handle.readable and offset % _PAGE == 0 and offset < handle.size_at_open
         append = handle.append and not page
+        if inode.buffer is not None and inode.buffer.unsettled is not None:
+            async with inode.lock:
+                await self.commits.settle(inode)
         buffer = inode.buffer
         try:
             self.commits.check_there(node)
@@ -224,6 +228,7 @@ class FileIo:
     async def _whole_buffer(self, inode: Inode, handle: Handle) -> Buffer:
         """A buffer that holds the whole content at the handle's version, plus what was appended."""
         async with inode.lock:
+            await self.commits.settle(inode)
             node, buffer = inode.node, inode.buffer
             if buffer is not None and buffer.whole and (buffer.uncommitted or buffer.expected == node.version):
                 return buffer

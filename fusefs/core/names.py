@@ -22,6 +22,7 @@ from fusefs.core.io import FileIo
 from fusefs.core.namespace import Namespace
 from fusefs.core.session import Session
 from fusefs.core.tree import Node
+from fusefs.db.pool import Unsettled
 from fusefs.rules import paths
 from fusefs.rules.errors import (
     Exists,
@@ -88,7 +89,7 @@ class Names:
                 node = await self._uncommitted(parent, name, path, mode, caller)
                 expected = None
         except FsError as error:
-            self.session.refuse_change("create", path, error)
+            self._refused("create", error, path)
             raise
         inode = self.table.obtain(self._view, node)
         return inode, self.io.opened_new(inode, flags, expected)
@@ -173,7 +174,7 @@ class Names:
                 raise _look_again(path)
             node = await self._claim(parent, name, Kind.DIR, mode, caller, handle=None)
         except FsError as error:
-            self.session.refuse_change("mkdir", path, error)
+            self._refused("mkdir", error, path)
             raise
         return self.table.obtain(self._view, node)
 
@@ -213,7 +214,7 @@ class Names:
             self.ns.contents.put(row.id, row.version, content)
             node = self._take_new(parent.node, name, path, row)
         except FsError as error:
-            self.session.refuse_change("create", path, error)
+            self._refused("create", error, path)
             raise
         return self.table.obtain(self._view, node)
 
@@ -239,7 +240,7 @@ class Names:
                 raise IsADirectory(path=path)
             await self._remove_node(parent.node, name, path, node)
         except FsError as error:
-            self.session.refuse_change("rmdir" if directory else "unlink", path, error)
+            self._refused("rmdir" if directory else "unlink", error, path)
             raise
 
     async def _remove_node(self, directory: Node, name: str, path: str, node: Node) -> None:
@@ -307,7 +308,7 @@ class Names:
                 await self._commit_uncommitted(target)
             await self._rename(parent.node, source, new_parent.node, new_name, target, mode)
         except FsError as error:
-            self.session.refuse_change("rename", path, error)
+            self._refused("rename", error, path, source_path)
             raise
 
     async def _commit_uncommitted(self, node: Node) -> None:
@@ -382,6 +383,11 @@ class Names:
         ns.name_appeared(new_directory, new_name, by=self._view)
         if mode == "exchange":
             ns.name_appeared(directory, old_name, by=self._view)
+
+    def _refused(self, op: str, error: FsError, path: str, *more: str) -> None:
+        self.session.refuse_change(op, path, error)
+        if isinstance(error, Unsettled):
+            self.ns.doubt(path, *more)
 
     def _new_path(self, parent: Inode, name: str) -> str:
         paths.check_name(name, self._limits)

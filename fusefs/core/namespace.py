@@ -70,6 +70,8 @@ class Namespace:
         self._reader = Reader(contents, self._fetch)
         self._loading: dict[Node, trio.Event] = {}
         self._touched: dict[str, int] = {}
+        # Paths of changes that were lost on their way: this daemon's own announcements of them count.
+        self.doubted: set[str] = set()
         root = self.tree.root
         root.mode, root.uid, root.gid = row.mode, row.uid, row.gid
         root.mtime_ns = root.ctime_ns = row.mtime_ns
@@ -238,6 +240,11 @@ class Namespace:
 
     async def _fetch(self, ids: list[str]) -> dict[str, tuple[int, bytes]]:
         return await files.read(self.db, self.scope, ids)
+
+    def doubt(self, *doubted: str) -> None:
+        """A change of these paths was lost on its way, and may have been applied. If it was, either its
+        announcement arrives, or LISTEN was lost too, and everything is loaded afresh."""
+        self.doubted.update(doubted)
 
     # -- Renames -----------------------------------------------------------------------------------
 

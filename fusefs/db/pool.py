@@ -49,6 +49,20 @@ _TERMINATE = Query(
 )
 
 
+class Unsettled(LostInFlight):
+    """A write was lost in flight, and nobody could find out in time whether it was applied.
+
+    Attributes:
+        backend: may still apply it; `Database.settle` ends it first.
+        write_id: of the write; set by the caller of `Database.write`, who knows it.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__()
+        self.backend = backend
+        self.write_id = ""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolStatistics:
     """`open` connections of which `idle` are free; `waiting` tasks; `trips` and `reconnects` so far."""
@@ -183,7 +197,7 @@ class Database:
                 returned, or None. Called only when no backend can apply it any more, or when a repetition
                 met the unique index.
 
-        Raises Unavailable when it was not applied within the write timeout; LostInFlight when that could
+        Raises Unavailable when it was not applied within the write timeout; Unsettled when that could
         not be found out; else what the SQLSTATE stands for.
         """
         backoff = _Backoff(trio.current_time() + self._write_timeout_s)
@@ -215,11 +229,16 @@ class Database:
             # Here `conn` is a connection that broke with the statement on its way, or None.
             if conn is not None:
                 doubtful = True
-                rows = await self._settle(conn.backend, backoff.deadline + _SETTLE_S, confirm, failed)
+                rows = await self._settle(conn.backend, backoff.deadline + _SETTLE_S, confirm)
                 if rows is not None:
                     return rows
                 failed = Unavailable("Postgres did not take the write in time; it was not applied")
             await backoff.pause(failed)
+
+    async def settle(self, backend: Backend, confirm: Callable[[], Awaitable[list[Row] | None]]) -> list[Row] | None:
+        """Find out, as `write` does, what became of a write that ended as Unsettled: its rows if it was
+        applied, None if it was not and cannot be any more. Raises Unsettled again after the write timeout."""
+        return await self._settle(backend, trio.current_time() + self._write_timeout_s, confirm)
 
     @asynccontextmanager
     async def transaction(self, tenant_id: str | None) -> AsyncIterator[Transaction]:
@@ -264,16 +283,9 @@ class Database:
             self._release(conn)
 
     async def _settle(
-        self,
-        backend: Backend,
-        deadline: float,
-        confirm: Callable[[], Awaitable[list[Row] | None]],
-        failed: FsError,
+        self, backend: Backend, deadline: float, confirm: Callable[[], Awaitable[list[Row] | None]]
     ) -> list[Row] | None:
-        """After a write was lost in flight: its rows if it was applied, None if it was not and cannot be.
-
-        Raises LostInFlight when that cannot be found out before the deadline.
-        """
+        failed: FsError | None = None
         with trio.move_on_at(deadline):
             backoff = _Backoff(deadline)
             while True:
@@ -283,8 +295,8 @@ class Database:
                     failed = LostInFlight("the old connection's backend does not end")
                 except (NotConnected, LostInFlight) as exc:
                     failed = exc
-                await backoff.pause(LostInFlight())
-        raise LostInFlight() from failed
+                await backoff.pause(Unsettled(backend))
+        raise Unsettled(backend) from failed
 
     async def _terminate(self, backend: Backend) -> bool:
         """End the server's process if it still exists, by pid and start; whether it is gone.

@@ -16,8 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fusefs.db.pool import Database
-from fusefs.db.queries import query
+from fusefs.db.pool import Database, Unsettled
+from fusefs.db.queries import Query, query
+from fusefs.db.values import Param
 from fusefs.rules import paths
 from fusefs.rules.config import Limits
 from fusefs.rules.errors import Exists, NotFound, StaleVersion, TooLarge
@@ -192,12 +193,12 @@ async def create(
     write_id = new_id()
     text, raw = text_or_bytes(content)
 
-    async def confirm() -> list[Row] | None:
-        return await _confirm_write(db, scope, write_id, attrs.mtime_ns or 0)
-
     with operation("write", scope, path) as op:
-        rows = await db.write(
-            scope.tenant_id,
+        rows = await _commit(
+            db,
+            scope,
+            write_id,
+            attrs,
             _COMMIT_REVIVE if revive else _COMMIT_CREATE,
             (
                 scope.tenant_id,
@@ -217,7 +218,6 @@ async def create(
                 write_id,
                 handle,
             ),
-            confirm,
         )
         if not rows:
             current = await _version_at(db, scope, path)
@@ -253,12 +253,12 @@ async def write(
     write_id = new_id()
     text, raw = text_or_bytes(content)
 
-    async def confirm() -> list[Row] | None:
-        return await _confirm_write(db, scope, write_id, attrs.mtime_ns or 0)
-
     with operation("write", scope, path) as span:
-        rows = await db.write(
-            scope.tenant_id,
+        rows = await _commit(
+            db,
+            scope,
+            write_id,
+            attrs,
             _COMMIT_WRITE,
             (
                 scope.tenant_id,
@@ -277,7 +277,6 @@ async def write(
                 op,
                 handle,
             ),
-            confirm,
         )
         if not rows:
             raise StaleVersion(path=path, expected=expected, actual=await _version_of(db, scope, node_id))
@@ -305,12 +304,12 @@ async def append(
     write_id = new_id()
     text, _ = text_or_bytes(data)
 
-    async def confirm() -> list[Row] | None:
-        return await _confirm_write(db, scope, write_id, attrs.mtime_ns or 0)
-
     with operation("append", scope, path) as op:
-        rows = await db.write(
-            scope.tenant_id,
+        rows = await _commit(
+            db,
+            scope,
+            write_id,
+            attrs,
             _COMMIT_APPEND,
             (
                 scope.tenant_id,
@@ -328,7 +327,6 @@ async def append(
                 write_id,
                 handle,
             ),
-            confirm,
         )
         if not rows:
             state = await db.run(scope.tenant_id, _FETCH_STATE, scope.tenant_id, scope.agent_id, node_id)
@@ -403,7 +401,7 @@ async def delete(db: Database, scope: Scope, path: str, node_id: str) -> int:
     write_id = new_id()
 
     async def confirm() -> list[Row] | None:
-        done = await db.run(scope.tenant_id, _FIND_WRITE, scope.tenant_id, write_id)
+        done = await _find_write(db, scope, write_id)
         return [(done[0][1], done[0][2])] if done else None
 
     with operation("delete", scope, path) as op:
@@ -445,7 +443,7 @@ async def rename(
     write_id = new_id()
 
     async def confirm() -> list[Row] | None:
-        if not await db.run(scope.tenant_id, _FIND_WRITE, scope.tenant_id, write_id):
+        if not await _find_write(db, scope, write_id):
             return None
         return await db.run(scope.tenant_id, _FETCH_NODE, scope.tenant_id, scope.agent_id, target[1])
 
@@ -530,8 +528,32 @@ async def reserve_inos(db: Database, tenant_id: str, count: int) -> list[int]:
     return [row[0] for row in await db.run(tenant_id, _RESERVE_INOS, count)]
 
 
+async def _commit(
+    db: Database, scope: Scope, write_id: str, attrs: Attrs, statement: Query, params: Sequence[Param]
+) -> list[Row]:
+    """Change content exactly once. Raises Unsettled with the write_id in it, for `settle`."""
+    try:
+        return await db.write(
+            scope.tenant_id, statement, params, lambda: _confirm_write(db, scope, write_id, attrs.mtime_ns or 0)
+        )
+    except Unsettled as lost:
+        lost.write_id = write_id
+        raise
+
+
+async def settle(db: Database, scope: Scope, lost: Unsettled, mtime_ns: int) -> Commit | None:
+    """What became of a create, write or append that ended as Unsettled; None: it was not applied and cannot
+    be any more. Raises Unsettled when nobody can tell even now."""
+    rows = await db.settle(lost.backend, lambda: _confirm_write(db, scope, lost.write_id, mtime_ns))
+    return Commit(*rows[0]) if rows else None
+
+
+async def _find_write(db: Database, scope: Scope, write_id: str) -> list[Row]:
+    return await db.run(scope.tenant_id, _FIND_WRITE, scope.tenant_id, scope.agent_id, write_id)
+
+
 async def _confirm_write(db: Database, scope: Scope, write_id: str, mtime_ns: int) -> list[Row] | None:
-    done = await db.run(scope.tenant_id, _FIND_WRITE, scope.tenant_id, write_id)
+    done = await _find_write(db, scope, write_id)
     return [(done[0][0], done[0][1], done[0][2], mtime_ns, mtime_ns)] if done else None
 
 

@@ -99,8 +99,9 @@ async def set_root_attrs(db: Database, scope: Scope, attrs: Attrs) -> None:
 
 async def touch_directories(db: Database, tenant_id: str, agent_id: str, mtimes: dict[str, int]) -> None:
     """Raise the mtime (ns) of directories by lineage. Kept out of the commits: a shared row would make
-    all creates of one directory wait for each other."""
-    await db.run(tenant_id, _TOUCH_DIRECTORIES, tenant_id, agent_id, list(mtimes), list(mtimes.values()))
+    all creates of one directory wait for each other. In the order of ids: two daemons do not deadlock."""
+    ids = sorted(mtimes)
+    await db.run(tenant_id, _TOUCH_DIRECTORIES, tenant_id, agent_id, ids, [mtimes[each] for each in ids])
 
 
 class Usage:

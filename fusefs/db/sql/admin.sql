@@ -86,7 +86,7 @@ order by v.path, v.at desc, v.seq desc;
 -- name: fetch_superseded
 -- The superseded content that a version's row holds.
 select old_content, old_bytes from agent_file_versions
-where tenant_id = $1::uuid and agent_id = $2::uuid and file_id = $3::uuid and version = $4::int
+where tenant_id = $1::uuid and agent_id is not distinct from $2::uuid and file_id = $3::uuid and version = $4::int
   and old_state in ('text', 'bytes');
 
 -- name: list_conflicts
@@ -100,11 +100,11 @@ order by at desc, id;
 -- One lost race with its bytes.
 select id, file_id, path, expected_version, actual_version, op, octet_length(content), session, principal,
   extract(epoch from at)::float8, content
-from agent_file_conflicts where tenant_id = $1::uuid and agent_id = $2::uuid and id = $3::uuid;
+from agent_file_conflicts where tenant_id = $1::uuid and agent_id is not distinct from $2::uuid and id = $3::uuid;
 
 -- name: delete_conflict
 -- Forget the bytes of a lost race.
-delete from agent_file_conflicts where tenant_id = $1::uuid and agent_id = $2::uuid and id = $3::uuid returning id;
+delete from agent_file_conflicts where tenant_id = $1::uuid and agent_id is not distinct from $2::uuid and id = $3::uuid returning id;
 
 -- name: list_nodes
 -- Every row of a namespace without its content, parents before what is in them.
@@ -114,8 +114,11 @@ from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid order by pat
 
 -- name: fetch_nodes
 -- Rows by lineage with their contents, parents before what is in them.
-select id, path, kind, mode, uid, gid, mtime_ns, content, content_bytes
-from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid and id = any ($3::uuid[]) order by path;
+select f.*
+from unnest($3::uuid[]) as wanted (id)
+cross join lateral (select id, path, kind, mode, uid, gid, mtime_ns, content, content_bytes from agent_files
+  where tenant_id = $1::uuid and agent_id is not distinct from $2::uuid and id = wanted.id limit 1) as f
+order by f.path;
 
 -- name: measure_expired_versions
 -- Superseded contents older than $3 seconds: how many and how many bytes.

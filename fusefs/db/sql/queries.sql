@@ -21,14 +21,17 @@ select id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
 from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid and path = $3;
 
 -- name: fetch_contents
--- Contents by lineage, at their newest versions.
-select id, version, content, content_bytes
-from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid and id = any ($3::uuid[]);
+-- Contents by lineage, at their newest versions. One look-up by the primary key for each (`limit` keeps the planner from
+-- joining, before the first ANALYZE, with the whole tenant).
+select f.id, f.version, f.content, f.content_bytes
+from unnest($3::uuid[]) as wanted (id)
+cross join lateral (select id, version, content, content_bytes from agent_files
+  where tenant_id = $1::uuid and agent_id is not distinct from $2::uuid and id = wanted.id limit 1) as f;
 
 -- name: fetch_state
 -- Where a lineage is now, for the text of a refusal.
 select path, version, size_bytes, updated_session
-from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid and id = $3::uuid;
+from agent_files where tenant_id = $1::uuid and agent_id is not distinct from $2::uuid and id = $3::uuid;
 
 -- name: commit_create
 -- A new file with its content. No row: the name exists.
@@ -45,7 +48,8 @@ insert into agent_files (tenant_id, agent_id, id, path, content, content_bytes, 
   updated_by, updated_session, write_id, write_handle, version)
 select $1::uuid, $2::uuid, $3::uuid, $4, coalesce($5::text, ''), $6::bytea, $7, $8::bigint, $9::int, $10::bigint,
   $11::bigint, $12::bigint, $13, $14, $15::uuid, $16::bigint,
-  1 + coalesce((select max(version) from agent_file_versions where tenant_id = $1::uuid and file_id = $3::uuid), 0)
+  1 + coalesce((select max(version) from agent_file_versions
+      where tenant_id = $1::uuid and agent_id is not distinct from $2::uuid and file_id = $3::uuid), 0)
 on conflict do nothing
 returning id, version, size_bytes, mtime_ns, (extract(epoch from updated_at) * 1000000)::bigint * 1000;
 
@@ -55,7 +59,7 @@ update agent_files set content = coalesce($5::text, ''), content_bytes = $6::byt
   mtime_ns = $7::bigint, mode = coalesce($8::int, mode), uid = coalesce($9::bigint, uid), gid = coalesce($10::bigint, gid),
   updated_at = clock_timestamp(), updated_by = $11, updated_session = $12, write_id = $13::uuid, write_op = $14,
   write_handle = $15::bigint
-where tenant_id = $1::uuid and agent_id = $2::uuid and id = $3::uuid and version = $4::int and kind = 'file'
+where tenant_id = $1::uuid and agent_id is not distinct from $2::uuid and id = $3::uuid and version = $4::int and kind = 'file'
 returning id, version, size_bytes, mtime_ns, (extract(epoch from updated_at) * 1000000)::bigint * 1000;
 
 -- name: commit_append
@@ -68,7 +72,7 @@ update agent_files set
   mtime_ns = $7::bigint, mode = coalesce($8::int, mode), uid = coalesce($9::bigint, uid), gid = coalesce($10::bigint, gid),
   updated_at = clock_timestamp(), updated_by = $11, updated_session = $12, write_id = $13::uuid, write_op = 'append',
   write_handle = $14::bigint
-where tenant_id = $1::uuid and agent_id = $2::uuid and id = $3::uuid and kind = 'file'
+where tenant_id = $1::uuid and agent_id is not distinct from $2::uuid and id = $3::uuid and kind = 'file'
   and size_bytes + octet_length($4::bytea) <= $6::int
 returning id, version, size_bytes, mtime_ns, (extract(epoch from updated_at) * 1000000)::bigint * 1000;
 
@@ -82,7 +86,8 @@ insert into agent_files (tenant_id, agent_id, id, path, content, kind, ino, mode
 select $1::uuid, $2::uuid, $3::uuid, $4, '', $5, $6::bigint, $7::int, $8::bigint, $9::bigint, $10::bigint, $11, $12, $13::uuid,
   $14::bigint, case when $5 = 'file' then 'claim' else 'create' end,
   case when $15::boolean then coalesce(
-      (select max(version) from agent_file_versions where tenant_id = $1::uuid and file_id = $3::uuid), 0)
+      (select max(version) from agent_file_versions
+      where tenant_id = $1::uuid and agent_id is not distinct from $2::uuid and file_id = $3::uuid), 0)
     when $5 = 'file' then 0 else 1 end
 from relaxed
 on conflict do nothing
@@ -104,14 +109,12 @@ from fusefs_rename_v1($1::uuid, $2::uuid, $3::uuid, $4, $5, $6::uuid, $7::int, $
 -- Mode, owner and mtime. No row: it is gone.
 update agent_files set mode = coalesce($4::int, mode), uid = coalesce($5::bigint, uid), gid = coalesce($6::bigint, gid),
   mtime_ns = coalesce($7::bigint, mtime_ns), updated_at = clock_timestamp()
-where tenant_id = $1::uuid and agent_id = $2::uuid and id = $3::uuid
+where tenant_id = $1::uuid and agent_id is not distinct from $2::uuid and id = $3::uuid
 returning (extract(epoch from updated_at) * 1000000)::bigint * 1000;
 
 -- name: touch_directories
 -- Raise the mtime of directories whose entries changed; never lowers one.
-update agent_files f set mtime_ns = d.mtime_ns
-from unnest($3::uuid[], $4::bigint[]) as d (id, mtime_ns)
-where f.tenant_id = $1::uuid and f.agent_id = $2::uuid and f.id = d.id and f.kind = 'dir' and f.mtime_ns < d.mtime_ns;
+select fusefs_touch_v1($1::uuid, $2::uuid, $3::uuid[], $4::bigint[]);
 
 -- name: set_root_attrs
 -- The same for the root, which has no row of its own.
@@ -121,13 +124,13 @@ where tenant_id = $1::uuid and agent_id = $2::uuid;
 
 -- name: find_write
 -- Whether a change was applied, by its write_id.
-select file_id, version, size_bytes from agent_file_versions where tenant_id = $1::uuid and write_id = $2::uuid;
+select file_id, version, size_bytes from agent_file_versions where tenant_id = $1::uuid and agent_id is not distinct from $2::uuid and write_id = $3::uuid;
 
 -- name: find_claim
 -- Whether a claim was applied, by its write_id.
 select id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
   (extract(epoch from updated_at) * 1000000)::bigint * 1000 as ctime_ns, updated_session
-from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid and id = $3::uuid and write_id = $4::uuid;
+from agent_files where tenant_id = $1::uuid and agent_id is not distinct from $2::uuid and id = $3::uuid and write_id = $4::uuid;
 
 -- name: reserve_inos
 -- Numbers for incarnations that this daemon will make.
@@ -168,8 +171,3 @@ insert into agent_file_conflicts (tenant_id, agent_id, id, file_id, path, expect
   content, session, principal)
 values ($1::uuid, $2::uuid, $3::uuid, $4::uuid, $5, $6::int, $7::int, $8, $9::bytea, $10, $11)
 on conflict (tenant_id, id) do nothing;
-
--- name: find_agent
--- Tenant and agent by id or slug.
-select t.id, a.id from tenants t join agents a on a.tenant_id = t.id
-where (t.id::text = $1 or t.slug = $1) and (a.id::text = $2 or a.slug = $2);

@@ -123,7 +123,11 @@ create table agent_files (
   unique (tenant_id, agent_id, path),
   check (version >= 0)
 );
-create index agent_files_parent_idx on agent_files (tenant_id, agent_id, parent);
+-- The parent first, so that the planner cannot take it for a look-up by path. Before the first ANALYZE it
+-- believes that (tenant, agent) alone finds one row, and reads the whole namespace through whichever index
+-- begins so (measured: 1 ms for each statement of a namespace of 4000 files). For the same reason statements
+-- that look a row up by id compare the agent with `is not distinct from`, which no index serves.
+create index agent_files_parent_idx on agent_files (parent, tenant_id, agent_id);
 
 -- One row per change, by trigger, whoever made it.
 --   version      the version that the change made; a delete takes the next number
@@ -479,8 +483,21 @@ create function fusefs_delete_v1(
 begin
   perform set_config('fusefs.by', p_by, true), set_config('fusefs.session', p_session, true),
           set_config('fusefs.delete_id', p_write_id::text, true);
-  return query delete from agent_files f where f.tenant_id = p_tenant and f.agent_id = p_agent and f.id = p_id
+  return query delete from agent_files f where f.tenant_id = p_tenant and f.agent_id is not distinct from p_agent and f.id = p_id
     returning f.version + 1, f.size_bytes;
+end
+$$;
+
+-- Raise the mtime of directories by id; never lowers one. One after the other: as a join it would read the whole
+-- tenant before the first ANALYZE.
+create function fusefs_touch_v1(p_tenant uuid, p_agent uuid, p_ids uuid[], p_mtimes_ns bigint[]) returns void
+  language plpgsql as $$
+begin
+  for i in 1 .. cardinality(p_ids) loop
+    update agent_files set mtime_ns = p_mtimes_ns[i]
+      where tenant_id = p_tenant and agent_id is not distinct from p_agent and id = p_ids[i] and kind = 'dir'
+      and mtime_ns < p_mtimes_ns[i];
+  end loop;
 end
 $$;
 
@@ -541,6 +558,9 @@ declare
   s agent_files;
   d agent_files;
   v_parent text := fusefs_parent_v1(p_to);
+  v_from uuid;
+  v_to uuid;
+  v_id uuid;
   v_replaced boolean;
   v_spare text;
 begin
@@ -553,9 +573,11 @@ begin
   if v_parent <> '/' and v_parent <> fusefs_parent_v1(p_from) then
     perform fusefs_lock_parent_v1(p_tenant, p_agent, p_to);
   end if;
+  select id into v_from from agent_files where tenant_id = p_tenant and agent_id = p_agent and path = p_from;
+  select id into v_to from agent_files where tenant_id = p_tenant and agent_id = p_agent and path = p_to;
   -- In the order of ids, so that two renames in opposite directions do not deadlock.
-  for r in select * from agent_files where tenant_id = p_tenant and agent_id = p_agent and path in (p_from, p_to)
-      order by id for update loop
+  foreach v_id in array array[least(v_from, v_to), greatest(v_from, v_to)] loop
+    select * into r from agent_files where tenant_id = p_tenant and id = v_id for update;
     if r.path = p_from then
       s := r;
     elsif r.path = p_to then

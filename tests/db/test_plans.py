@@ -1,0 +1,140 @@
+"""What the hot statements read, as the daemon's role: rows that they need, never the namespace.
+
+Before the first ANALYZE the planner guesses, and two indexes that begin with the same columns look equal to
+it (see `agent_files_parent_idx`). So the tables here are never analysed.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+import pytest
+
+from fusefs.db.queries import query
+from tests import harness
+
+FILES = 3000
+READS_AT_MOST = 60
+"""Rows that one statement and its triggers may look at; the largest reads a directory of ten."""
+
+
+@dataclass
+class Grown:
+    """A namespace with many files in one directory and ten in another."""
+
+    conn: psycopg.Connection[Any]
+    tenant: uuid.UUID = field(default_factory=uuid.uuid4)
+    agent: uuid.UUID = field(default_factory=uuid.uuid4)
+
+    def id_of(self, path: str) -> uuid.UUID:
+        row = self.conn.execute("select id from agent_files where path = %s", (path,)).fetchone()
+        assert row is not None, path
+        return uuid.UUID(str(row[0]))
+
+    def rows_read(self, name: str, *params: object) -> int:
+        """Run a statement of ours, undo it, and count the rows that it and its triggers read."""
+        text = re.sub(r"\$(\d+)", lambda found: f"%(p{found[1]})s", query(name).text)
+        values = {f"p{number}": value for number, value in enumerate((self.tenant, self.agent, *params), 1)}
+        with self.conn.transaction(force_rollback=True):
+            before = self._read_so_far()
+            self.conn.execute(text.encode(), values, prepare=True)
+            return self._read_so_far() - before
+
+    def _read_so_far(self) -> int:
+        row = self.conn.execute(
+            "select sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint from pg_stat_xact_user_tables"
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+
+@pytest.fixture(scope="module", params=["force_custom_plan", "force_generic_plan"])
+def grown(request: pytest.FixtureRequest, pg_server: harness.PostgresServer, pg_template: str) -> Iterator[Grown]:
+    name = f"plans_{uuid.uuid4().hex[:16]}"
+    dsn = pg_server.create_database(name, pg_template)
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        space = Grown(conn)
+        for table in ("agent_files", "agent_file_versions"):
+            conn.execute(f"alter table {table} set (autovacuum_enabled = off)".encode())
+        conn.execute("insert into tenants (id) values (%s)", (space.tenant,))
+        conn.execute("insert into agents (id, tenant_id) values (%s, %s)", (space.agent, space.tenant))
+        conn.execute("select set_config('fusefs.tenant', %s, false)", (str(space.tenant),))
+        conn.execute("set role fusefs_daemon")
+        conn.execute(f"set plan_cache_mode = {request.param}".encode())
+        insert = (
+            "insert into agent_files (tenant_id, agent_id, path, content)"
+            " select %s, %s, %s || '/f' || i, 'text' from generate_series(1, %s) i"
+        )
+        conn.execute(insert, (space.tenant, space.agent, "/many", FILES))
+        conn.execute(insert, (space.tenant, space.agent, "/few", 10))
+        yield space
+    pg_server.drop_database(name)
+
+
+def by(write_id: uuid.UUID | None = None) -> tuple[object, ...]:
+    return "agent", "s1", write_id or uuid.uuid4()
+
+
+def attrs() -> tuple[object, ...]:
+    return 0o644, None, None, 1
+
+
+@pytest.mark.parametrize("path", ["/few", "/many/f7"])
+def test_look_ups_by_path(grown: Grown, path: str) -> None:
+    assert grown.rows_read("load_directory", path) <= READS_AT_MOST
+    assert grown.rows_read("fetch_node", path) <= READS_AT_MOST
+
+
+def test_look_ups_by_id(grown: Grown) -> None:
+    ids = [grown.id_of(f"/many/f{number}") for number in range(1, 6)]
+    assert grown.rows_read("fetch_contents", ids) <= READS_AT_MOST
+    assert grown.rows_read("fetch_nodes", ids) <= READS_AT_MOST
+    assert grown.rows_read("fetch_state", ids[0]) <= READS_AT_MOST
+    assert grown.rows_read("find_write", uuid.uuid4()) <= READS_AT_MOST
+    assert grown.rows_read("find_claim", ids[0], uuid.uuid4()) <= READS_AT_MOST
+
+
+@pytest.mark.parametrize("statement", ["commit_create", "commit_revive"])
+def test_creates(grown: Grown, statement: str) -> None:
+    params = (uuid.uuid4(), "/many/new", "text", None, "file", 2000, *attrs(), *by(), 7)
+    assert grown.rows_read(statement, *params) <= READS_AT_MOST
+
+
+@pytest.mark.parametrize(("kind", "revive"), [("file", False), ("file", True), ("dir", False)])
+def test_claims(grown: Grown, kind: str, revive: bool) -> None:
+    params = (uuid.uuid4(), "/many/new", kind, 2000, *attrs(), *by(), 7, revive)
+    assert grown.rows_read("claim_name", *params) <= READS_AT_MOST
+
+
+def test_commits(grown: Grown) -> None:
+    node = grown.id_of("/many/f7")
+    written = (1, None, None, None)
+    assert grown.rows_read("commit_write", node, 1, "more", None, *written, *by(), "write", 7) <= READS_AT_MOST
+    assert grown.rows_read("commit_append", node, b"more", "more", 1000, *written, *by(), 7) <= READS_AT_MOST
+    assert grown.rows_read("set_attrs", node, 0o600, None, None, None) <= READS_AT_MOST
+    directories = [grown.id_of("/many"), grown.id_of("/few")]
+    assert grown.rows_read("touch_directories", directories, [1 << 62, 1 << 62]) <= READS_AT_MOST
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "mode"),
+    [
+        ("/many/f7", "/many/new", ""),
+        ("/many/f7", "/few/f1", ""),
+        ("/many/f7", "/few/f1", "exchange"),
+        ("/few", "/z", ""),
+    ],
+)
+def test_renames(grown: Grown, source: str, target: str, mode: str) -> None:
+    over = grown.id_of(target) if target == "/few/f1" else None
+    params = (grown.id_of(source), source, target, over, None, mode, *by(), 1024, 64)
+    assert grown.rows_read("rename_node", *params) <= READS_AT_MOST
+
+
+def test_deletes(grown: Grown) -> None:
+    assert grown.rows_read("delete_node", grown.id_of("/many/f7"), *by()) <= READS_AT_MOST
