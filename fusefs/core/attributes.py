@@ -5,6 +5,7 @@ Decided here and only here: what stat, setattr and statfs speak of.
 
 from __future__ import annotations
 
+import stat as stat_bits
 import time
 from dataclasses import dataclass
 from typing import Protocol
@@ -35,6 +36,11 @@ class Stat:
     atime_ns: int
     entry_timeout_s: float
     attr_timeout_s: float
+
+    @property
+    def may_be_executed(self) -> bool:
+        """Whether root may execute it, or enter it: a file needs an x bit of anybody's (POSIX access(2))."""
+        return not stat_bits.S_ISREG(self.mode) or bool(self.mode & 0o111)
 
 
 @dataclass(slots=True)

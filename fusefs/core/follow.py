@@ -39,17 +39,18 @@ class Follower:
         # json_build_array writes it so. Most announcements that arrive are our own.
         self._own = f'["{origin}",'
 
-    def apply(self, payload: str) -> None:
+    def apply(self, payload: str) -> bool:
         """Take one announcement. Whoever may use the table may send one: nothing in it ends the mount, and
-        one that cannot be understood voids what is cached."""
+        one that cannot be understood voids what is cached. Returns whether it was another's."""
         if payload.startswith(self._own) and not (self.ns.doubted and self._is_doubted(payload)):
-            return
+            return False
         telemetry.counters.requests["announcement"] += 1
         try:
             self._apply(json.loads(payload))
         except Exception as error:  # noqa: BLE001  (the listener's task must outlive any announcement)
             _log.warning("follow.malformed", agent=self.ns.agent_id, bytes=len(payload), error=type(error).__name__)
             self.distrust_all()
+        return True
 
     def _apply(self, fields: Any) -> None:
         if fields[1] == "reload":

@@ -60,10 +60,10 @@ class Mounted:
 
     # -- Announcements -----------------------------------------------------------------------------
 
-    def on_notify(self, channel: str, payload: str) -> None:
+    def on_notify(self, channel: str, payload: str) -> bool:
+        """See `Listener`."""
         follower = self._followers.get(channel)
-        if follower is not None:
-            follower.apply(payload)
+        return follower is not None and follower.apply(payload)
 
     def on_lost(self) -> None:
         _log.info("follow.lost", namespaces=len(self._followers))

@@ -92,7 +92,8 @@ class Connection:
     """A connection in pipeline mode. Made by `open`; closed by `close`, or by itself when it breaks.
 
     Attributes: `backend`, `server_version` (150004 for 15.4), `trips` (round trips so far), `busy_since`
-    (trio's time at which the statement in progress was sent, or None).
+    (trio's time at which the statement in progress was sent, or None), `deadline` (trio's time at which the
+    pool gives the statement in progress up).
     """
 
     __slots__ = (
@@ -105,6 +106,7 @@ class Connection:
         "backend",
         "broken",
         "busy_since",
+        "deadline",
         "server_version",
         "trips",
     )
@@ -122,6 +124,7 @@ class Connection:
         self.broken = False
         self.trips = 0
         self.busy_since: float | None = None
+        self.deadline = math.inf
 
     @classmethod
     async def open(

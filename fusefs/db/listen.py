@@ -14,6 +14,7 @@ may be called from any number of tasks. Callbacks are called synchronously from 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import uuid
@@ -32,6 +33,7 @@ _BACKOFF_FIRST_S = 0.05
 _BACKOFF_MAX_S = 2.0
 _ECHO_S = 2.0
 """How long an announcement to itself may take before announcements count as swallowed."""
+_NAP_S = 0.005
 _CHANNEL_MAX = 63
 """Bytes of an identifier; Postgres cuts longer ones, and two channels could become one."""
 
@@ -65,7 +67,8 @@ class Listener:
     Args:
         dsn: must reach the server itself or a pooler in session mode.
         origin: as for `Connection.open`.
-        on_notify: called with channel and payload, in the order of the commits.
+        on_notify: called with channel and payload, in the order of the commits; returns whether it was news
+            (another's announcement).
         on_lost: called once when announcements may have been missed.
         on_live: called when LISTEN is in force on all channels again (not at the start).
         heartbeat_s: after how many seconds without a round trip one is made.
@@ -77,7 +80,7 @@ class Listener:
         dsn: str,
         *,
         origin: str,
-        on_notify: Callable[[str, str], None],
+        on_notify: Callable[[str, str], bool],
         on_lost: Callable[[], None],
         on_live: Callable[[], None],
         heartbeat_s: float = 5.0,
@@ -94,7 +97,9 @@ class Listener:
         self._conn: Connection | None = None
         self._in_flight: _Round | None = None
         self._next: _Round | None = None
-        self._reading: trio.CancelScope | None = None
+        self._nursery: trio.Nursery | None = None
+        self._nap: trio.CancelScope | None = None
+        self._alarm = trio.CancelScope()
         self._deadline = math.inf
         self._closed_trips = 0
         self.live = False
@@ -167,10 +172,13 @@ class Listener:
                 else:
                     started = True
                     task_status.started()
-                await self._follow(conn)
-                self.live = False
-                self._on_lost()
-                self._give_up()
+                async with trio.open_nursery() as self._nursery:
+                    self._nursery.start_soon(self._beat, conn)
+                    await self._follow(conn)
+                    self.live = False
+                    self._on_lost()
+                    self._give_up()
+                    self._nursery.cancel_scope.cancel()
         finally:
             self.live = False
             self._give_up()
@@ -205,47 +213,66 @@ class Listener:
         except psycopg.Error:
             self._conn.close()  # wakes the reading task, which sees the loss
             return
-        if unsent and self._reading is not None:
-            self._reading.cancel()
+        if self._nap is not None:
+            self._nap.cancel()
+        if unsent and self._nursery is not None:
+            self._nursery.start_soon(self._send_rest, self._conn)
+
+    async def _send_rest(self, conn: Connection) -> None:
+        """Send what did not fit into the socket; libpq may read meanwhile, so that the two sides cannot wait for
+        each other."""
+        with contextlib.suppress(psycopg.Error, trio.ClosedResourceError):
+            while not conn.broken and conn.pgconn.flush():
+                await trio.lowlevel.wait_writable(conn.fd)
 
     def _set_deadline(self, after_s: float) -> None:
+        """When the next heartbeat is due, or the answer to what was sent. The alarm is set anew only when it
+        would ring too late; otherwise it rings early, and finds the deadline moved."""
         self._deadline = trio.current_time() + after_s
-        if self._reading is not None:
-            self._reading.deadline = self._deadline
+        self._alarm.deadline = min(self._alarm.deadline, self._deadline)
+
+    async def _beat(self, conn: Connection) -> None:
+        """Send the heartbeats, and give up a connection that does not answer."""
+        while not conn.broken:
+            with trio.CancelScope(deadline=self._deadline) as self._alarm:
+                await trio.sleep_forever()
+            if trio.current_time() < self._deadline:
+                continue
+            if self._in_flight is not None:
+                conn.close()  # wakes the reading task, which sees the loss
+            else:
+                self._send_next()
 
     async def _follow(self, conn: Connection) -> None:
-        """Read until the connection is lost or silent."""
+        """Read until the connection is lost or silent.
+
+        Where everything that came was this program's own, as while it writes and nobody else does, the next look
+        waits a little, so that several come at once (each wake-up costs a tenth of a commit); a round trip that
+        somebody waits for ends the wait.
+        """
         pgconn = conn.pgconn
         self._set_deadline(self._heartbeat_s)
         try:
             self._deliver(pgconn)  # what came behind the echo
             while not conn.broken:
-                arrived = False
-                with trio.CancelScope(deadline=self._deadline) as self._reading:
-                    if pgconn.flush():  # libpq may have read while the socket was full, so look either way
-                        await trio.lowlevel.wait_writable(conn.fd)
-                    else:
-                        await trio.lowlevel.wait_readable(conn.fd)
-                    arrived = True
-                self._reading = None
-                if arrived:
-                    pgconn.consume_input()
-                    self._take(pgconn)
-                elif trio.current_time() >= self._deadline:
-                    if self._in_flight is not None:
-                        return
-                    self._send_next()
+                await trio.lowlevel.wait_readable(conn.fd)
+                pgconn.consume_input()
+                if not self._take(pgconn) and self._in_flight is None:
+                    with trio.CancelScope(deadline=trio.current_time() + _NAP_S) as self._nap:
+                        await trio.sleep_forever()
+                    self._nap = None
         except (psycopg.Error, trio.ClosedResourceError):
             return
         finally:
-            self._reading = None
+            self._nap = None
 
-    def _take(self, pgconn: pq.abc.PGconn) -> None:
-        """Deliver what has arrived; end the round in flight when its answer is there.
+    def _take(self, pgconn: pq.abc.PGconn) -> bool:
+        """Deliver what has arrived; end the round in flight when its answer is there. Returns whether there was
+        any news.
 
         The answer comes after the notifications that it vouches for, and libpq keeps that order.
         """
-        self._deliver(pgconn)
+        news = self._deliver(pgconn)
         if self._in_flight is not None:
             self._set_deadline(self._silence_s)  # a long burst of notifications is not silence
         while self._in_flight is not None and not pgconn.is_busy():
@@ -254,7 +281,7 @@ class Listener:
                 if pgconn.status != _OK:
                     raise psycopg.OperationalError("the connection is lost")
             elif result.status == _SYNC:
-                self._deliver(pgconn)
+                news |= self._deliver(pgconn)
                 self._in_flight.done.set()
                 self._in_flight = None
                 self._set_deadline(self._heartbeat_s)
@@ -262,12 +289,15 @@ class Listener:
                     self._send_next()
             elif result.status in _FAILED:
                 raise psycopg.OperationalError("the server refused LISTEN")
+        return news
 
-    def _deliver(self, pgconn: pq.abc.PGconn) -> None:
+    def _deliver(self, pgconn: pq.abc.PGconn) -> bool:
+        news = False
         while (notification := pgconn.notifies()) is not None:
             channel = notification.relname.decode()
             if channel in self._channels:
-                self._on_notify(channel, notification.extra.decode())
+                news |= self._on_notify(channel, notification.extra.decode())
+        return news
 
     def _give_up(self) -> None:
         """Close the connection and fail whoever waits for an answer on it."""

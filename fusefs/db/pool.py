@@ -16,6 +16,7 @@ holds none.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -207,11 +208,16 @@ class Database:
             conn: Connection | None = None
             failed: FsError = Unavailable("Postgres did not take the write in time")
             try:
-                with trio.move_on_at(backoff.deadline):
-                    conn = await self._acquire()
+                conn = self._take_idle()
+                if conn is None:
+                    with trio.move_on_at(backoff.deadline):
+                        conn = await self._acquire()
+                if conn is not None:
+                    conn.deadline = backoff.deadline
                     try:
                         return await conn.run(query, params, tenant_id)
                     finally:
+                        conn.deadline = math.inf
                         self._release(conn)
             except LostInFlight as exc:
                 failed = exc
@@ -229,7 +235,8 @@ class Database:
             # Here `conn` is a connection that broke with the statement on its way, or None.
             if conn is not None:
                 doubtful = True
-                rows = await self._settle(conn.backend, backoff.deadline + _SETTLE_S, confirm)
+                until = max(backoff.deadline, trio.current_time()) + _SETTLE_S
+                rows = await self._settle(conn.backend, until, confirm)
                 if rows is not None:
                     return rows
                 failed = Unavailable("Postgres did not take the write in time; it was not applied")
@@ -262,8 +269,7 @@ class Database:
     async def open_first(self) -> None:
         """Connect once, without patience, so that a wrong DSN is an error at the start; start the watch."""
         self._release(await self._acquire())
-        if self._statement_timeout_s:
-            trio.lowlevel.spawn_system_task(self._watch, name="fusefs.db.pool.watch")
+        trio.lowlevel.spawn_system_task(self._watch, name="fusefs.db.pool.watch")
 
     def close(self) -> None:
         """Close every connection; tasks that wait get Unavailable."""
@@ -333,12 +339,9 @@ class Database:
 
     async def _acquire(self) -> Connection:
         """The connection used last (its caches are warm), a new one, or the next that is given back: FIFO."""
-        while self._idle:
-            conn = self._idle.pop()
-            if conn.alive():
-                return conn
-            self._drop(conn, lost=True)
-            self._slots -= 1
+        conn = self._take_idle()
+        if conn is not None:
+            return conn
         self._check_open()
         if self._slots >= self._size:
             given = await self._wait_turn()
@@ -370,6 +373,15 @@ class Database:
             self._lost -= 1
             self._reconnects += 1
         return conn
+
+    def _take_idle(self) -> Connection | None:
+        while self._idle:
+            conn = self._idle.pop()
+            if conn.alive():
+                return conn
+            self._drop(conn, lost=True)
+            self._slots -= 1
+        return None
 
     def _check_open(self) -> None:
         if self._closed:
@@ -410,17 +422,18 @@ class Database:
             self._lost += lost
 
     async def _watch(self) -> None:
-        """Give up connections whose server is silent beyond the statement timeout (a frozen host).
+        """Give up connections whose write is out of time, and those whose server is silent beyond the
+        statement timeout (a frozen host).
 
-        One look a second instead of a deadline around each statement: that would cost 10 us each.
+        One look a second instead of a deadline around each statement: that would cost 50 us each.
         """
-        limit_s = self._statement_timeout_s + _HUNG_MARGIN_S
+        limit_s = self._statement_timeout_s + _HUNG_MARGIN_S if self._statement_timeout_s else math.inf
         with self._watch_scope:
             while True:
                 await trio.sleep(1)
                 now = trio.current_time()
                 for conn in list(self._all):
-                    if conn.busy_since is not None and now - conn.busy_since > limit_s:
+                    if conn.busy_since is not None and (now > conn.deadline or now - conn.busy_since > limit_s):
                         conn.close()
 
 

@@ -10,6 +10,7 @@ Threading: pyfuse3 runs each request as a trio task of its own.
 from __future__ import annotations
 
 import errno
+import os
 import stat as stat_bits
 from collections.abc import Awaitable, Callable, Sequence
 from functools import wraps
@@ -301,8 +302,10 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def access(self, inode: InodeT, mode: int, ctx: RequestContext) -> bool:
-        """Not asked under default_permissions."""
-        return True
+        """access(2) and chdir(2); asked only where root alone gets in (see `serving`), whom no mode stops but
+        that of a file without any x bit."""
+        found = self._table.get(inode)
+        return not mode & os.X_OK or found.owner.stat(found).may_be_executed
 
     @handler
     async def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:

@@ -15,6 +15,7 @@ import trio
 
 from fusefs.core.filesystem import Filesystem
 from fusefs.core.mounted import Mounted
+from fusefs.fuse import turns
 from fusefs.fuse.mounting import forbid_symlinks, is_mounted
 from fusefs.fuse.operations import Operations
 from fusefs.rules.errors import MountFailed
@@ -38,9 +39,14 @@ class KernelMount:
         self._mountpoint = mountpoint
         self.connection = 0
         settings = mounted.settings
-        options = {"default_permissions", "fsname=fusefs", "subtype=fusefs"}
+        options = {"fsname=fusefs", "subtype=fusefs"}
         if allow_other:
             options.add("allow_other")
+        if allow_other or os.geteuid() != 0:
+            # Where root alone gets in, modes decide nothing but whether a file may be executed (see
+            # `Operations.access`); and with the option the kernel asks for a directory's attributes after each
+            # change in it (one request in six of a create, one in two of an unlink).
+            options.add("default_permissions")
         if settings.read_only:
             options.add("ro")
         try:
@@ -54,6 +60,7 @@ class KernelMount:
 
     async def serve(self) -> None:
         """Answer requests until unmounted or stopped."""
+        turns.install()
         await pyfuse3.main(min_tasks=16, max_tasks=_MAX_TASKS)
 
     async def wait_answer(self) -> int:

@@ -13,6 +13,7 @@ import trio.testing
 from fusefs.db import listen
 from fusefs.db.connection import Connection
 from fusefs.db.listen import Listener
+from fusefs.db.pool import open_database
 from fusefs.db.queries import Query
 from fusefs.rules.errors import FsError, Unavailable
 from tests.db.conftest import execute
@@ -24,12 +25,14 @@ NOTIFY = Query("notify_one", "select pg_notify($1, $2)")
 class Heard:
     """What a listener said, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, news: bool = True) -> None:
+        self.news = news
         self.events: list[tuple[str, ...]] = []
         self.changed = trio.Event()
 
-    def notify(self, channel: str, payload: str) -> None:
+    def notify(self, channel: str, payload: str) -> bool:
         self._add("notify", channel, payload)
+        return self.news
 
     def lost(self) -> None:
         self._add("lost")
@@ -86,6 +89,20 @@ async def test_nothing_of_5000_is_missed_by_a_barrier_after_each(plain: str) -> 
             writer.close()
         assert listener.trips < 5010
     assert heard.payloads == [str(number) for number in range(5000)]
+
+
+async def test_own_announcements_are_read_several_at_once_and_a_barrier_does_not_wait(plain: str) -> None:
+    """What is no news is not worth a wake-up each; the barrier reads whatever has come at once."""
+    heard = Heard(news=False)
+    async with open_database(plain, origin="o") as db, listening(plain, heard) as listener:
+        await listener.subscribe("c")
+        for number in range(200):
+            await db.run(None, NOTIFY, "c", str(number))
+            if number % 10 == 0:
+                await listener.barrier()
+                assert len(heard.payloads) == number + 1
+        await heard.wait_for("notify", "c", "199")
+        assert heard.payloads == [str(number) for number in range(200)]
 
 
 async def test_order_across_a_burst_of_writers(plain: str) -> None:

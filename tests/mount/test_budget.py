@@ -84,6 +84,17 @@ def test_read_again(cost: harness.Mount, root: Path) -> None:
     assert count.counts.total <= 4, count.counts.requests
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="where others than root get in, the kernel checks modes and asks")
+def test_changes_in_a_row_ask_for_no_attributes(cost: harness.Mount, root: Path) -> None:
+    for name in ("a", "b", "c"):
+        (root / name).write_text("text")
+    with cost.counting() as count:
+        for name in ("a", "b", "c"):
+            os.unlink(root / name)
+    assert count.counts.requests["unlink"] == 3
+    assert count.counts.requests["getattr"] == 0, count.counts.requests
+
+
 def test_rewrite(cost: harness.Mount, root: Path) -> None:
     (root / "f").write_text("one")
     _settled(root / "f")

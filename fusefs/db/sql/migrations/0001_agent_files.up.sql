@@ -211,21 +211,23 @@ $$;
 grant select on tenants, agents to fusefs_daemon;
 grant usage on sequence fusefs_ino to fusefs_daemon;
 
--- Tell the mounts. An announcement is a hint: it can invalidate, it grants nothing, it carries no
+-- Tell the mounts. Here and in the triggers a function is called by an assignment, which plpgsql evaluates by
+-- itself; `perform` would start the executor for each. An announcement is a hint: it can invalidate, it grants nothing, it carries no
 -- content. NOTIFY refuses 8000 bytes and would abort the writer: the finished payload is measured.
 create function fusefs_announce_v1(
   p_tenant uuid, p_agent uuid, p_op text, p_path text, p_old_path text, p_id uuid, p_kind text, p_ino bigint,
   p_version int, p_size int, p_mode int, p_uid bigint, p_gid bigint, p_mtime_ns bigint, p_updated_at timestamptz,
   p_session text, p_old_size int
-) returns void language plpgsql as $$
+) returns boolean language plpgsql as $$
 declare
   v_channel text;
   v_payload text;
+  v_sent text;
 begin
   select channel into v_channel from agent_namespaces where tenant_id = p_tenant and agent_id = p_agent;
   if not found then
     insert into agent_namespaces (tenant_id, agent_id) values (p_tenant, p_agent) on conflict do nothing;
-    return;
+    return false;
   end if;
   v_payload := json_build_array(coalesce(current_setting('fusefs.origin', true), ''), p_op, p_path, p_old_path, p_id,
     p_kind, p_ino, p_version, p_size, p_mode, p_uid, p_gid, p_mtime_ns,
@@ -233,7 +235,8 @@ begin
   if octet_length(v_payload) > 7900 then
     v_payload := json_build_array(coalesce(current_setting('fusefs.origin', true), ''), 'reload')::text;
   end if;
-  perform pg_notify(v_channel, v_payload);
+  v_sent := pg_notify(v_channel, v_payload);
+  return true;
 end
 $$;
 
@@ -355,6 +358,8 @@ create trigger fusefs_before_content before update of content, content_bytes on 
   for each row execute function fusefs_before_content_v1();
 
 create function fusefs_after_insert_v1() returns trigger language plpgsql as $$
+declare
+  v_told boolean;
 begin
   if new.write_op <> 'claim' and new.kind <> 'dir' then
     insert into agent_file_versions (tenant_id, agent_id, file_id, version, op, kind, path, size_bytes, mode,
@@ -362,7 +367,7 @@ begin
       values (new.tenant_id, new.agent_id, new.id, new.version, new.write_op, new.kind, new.path, new.size_bytes,
         new.mode, new.updated_by, new.updated_session, new.write_id);
   end if;
-  perform fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new.path, null, new.id, new.kind, new.ino,
+  v_told := fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new.path, null, new.id, new.kind, new.ino,
     new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, null);
   return null;
 end
@@ -372,6 +377,7 @@ create trigger fusefs_after_insert after insert on agent_files
 
 create function fusefs_after_content_v1() returns trigger language plpgsql as $$
 declare
+  v_told boolean;
   v_state text;
   v_rename boolean := new.write_op = 'rename';
 begin
@@ -397,7 +403,7 @@ begin
       new.updated_by, new.updated_session, new.write_id, v_state, old.size_bytes,
       case when v_state = 'text' then old.content end, case when v_state = 'bytes' then old.content_bytes end);
   if not v_rename then
-    perform fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new.path, null, new.id, new.kind, new.ino,
+    v_told := fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new.path, null, new.id, new.kind, new.ino,
     new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, old.size_bytes);
   end if;
   return null;
@@ -408,6 +414,8 @@ create trigger fusefs_after_content after update of content, content_bytes on ag
 
 -- Moves and attribute changes by others. fusefs_rename_v1 checks and announces once for a whole tree.
 create function fusefs_after_attrs_v1() returns trigger language plpgsql as $$
+declare
+  v_told boolean;
 begin
   if new.path <> old.path then
     perform fusefs_lock_parent_v1(new.tenant_id, new.agent_id, new.path);
@@ -415,10 +423,10 @@ begin
         and agent_id = old.agent_id and parent = old.path) then
       raise exception 'a directory moves with what is in it' using errcode = 'FS005';
     end if;
-    perform fusefs_announce_v1(new.tenant_id, new.agent_id, 'rename', new.path, old.path, new.id, new.kind, new.ino,
+    v_told := fusefs_announce_v1(new.tenant_id, new.agent_id, 'rename', new.path, old.path, new.id, new.kind, new.ino,
     new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, old.size_bytes);
   else
-    perform fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new.path, null, new.id, new.kind, new.ino,
+    v_told := fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new.path, null, new.id, new.kind, new.ino,
     new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, old.size_bytes);
   end if;
   return null;
@@ -432,6 +440,7 @@ create trigger fusefs_after_attrs after update of path, mode, uid, gid, mtime_ns
 
 create function fusefs_after_delete_v1() returns trigger language plpgsql as $$
 declare
+  v_told boolean;
   v_op text := coalesce(fusefs_setting_v1('delete_op'), 'delete');
   v_keep boolean := old.write_op <> 'claim' and old.kind <> 'dir' and v_op = 'delete';
 begin
@@ -456,7 +465,7 @@ begin
         case when v_keep then old.content_bytes end);
   end if;
   if v_op = 'delete' then
-    perform fusefs_announce_v1(old.tenant_id, old.agent_id, 'delete', old.path, null, old.id, old.kind, old.ino,
+    v_told := fusefs_announce_v1(old.tenant_id, old.agent_id, 'delete', old.path, null, old.id, old.kind, old.ino,
     old.version + 1, old.size_bytes, old.mode, old.uid, old.gid, old.mtime_ns, old.updated_at, old.updated_session, old.size_bytes);
   end if;
   return null;
@@ -480,9 +489,12 @@ create trigger fusefs_purge_history after delete on agents
 create function fusefs_delete_v1(
   p_tenant uuid, p_agent uuid, p_id uuid, p_by text, p_session text, p_write_id uuid
 ) returns table (version int, size_bytes int) language plpgsql as $$
+declare
+  v_set text;
 begin
-  perform set_config('fusefs.by', p_by, true), set_config('fusefs.session', p_session, true),
-          set_config('fusefs.delete_id', p_write_id::text, true);
+  v_set := set_config('fusefs.by', p_by, true);
+  v_set := set_config('fusefs.session', p_session, true);
+  v_set := set_config('fusefs.delete_id', p_write_id::text, true);
   return query delete from agent_files f where f.tenant_id = p_tenant and f.agent_id is not distinct from p_agent and f.id = p_id
     returning f.version + 1, f.size_bytes;
 end
@@ -554,6 +566,8 @@ create function fusefs_rename_v1(
   p_by text, p_session text, p_write_id uuid, p_max_path int, p_max_depth int
 ) returns setof agent_files language plpgsql as $$
 declare
+  v_set text;
+  v_told boolean;
   r agent_files;
   s agent_files;
   d agent_files;
@@ -564,8 +578,10 @@ declare
   v_replaced boolean;
   v_spare text;
 begin
-  perform set_config('fusefs.quiet', 'on', true), set_config('fusefs.by', p_by, true),
-          set_config('fusefs.session', p_session, true), set_config('fusefs.old_path', p_from, true);
+  v_set := set_config('fusefs.quiet', 'on', true);
+  v_set := set_config('fusefs.by', p_by, true);
+  v_set := set_config('fusefs.session', p_session, true);
+  v_set := set_config('fusefs.old_path', p_from, true);
   if p_to = p_from or left(p_to, length(p_from) + 1) = p_from || '/'
      or (p_mode = 'exchange' and left(p_from, length(p_to) + 1) = p_to || '/') then
     raise exception 'a directory cannot be moved into itself' using errcode = 'FS010';
@@ -619,7 +635,7 @@ begin
     perform fusefs_move_v1(p_tenant, p_agent, s.kind, v_spare, p_to);
   elsif v_replaced and s.kind <> 'dir' then
     -- The source row goes first: its write_id row and the target's must not be the same one.
-    perform set_config('fusefs.delete_op', 'moved', true);
+    v_set := set_config('fusefs.delete_op', 'moved', true);
     delete from agent_files where tenant_id = p_tenant and id = s.id;
     update agent_files set content = s.content, content_bytes = s.content_bytes, kind = s.kind, ino = s.ino,
         mode = s.mode, uid = s.uid, gid = s.gid, mtime_ns = s.mtime_ns, updated_at = clock_timestamp(),
@@ -646,7 +662,7 @@ begin
   if s.kind = 'dir' or p_mode = 'exchange' then
     select * into d from agent_files where tenant_id = p_tenant and agent_id = p_agent and path = p_to;
   end if;
-  perform fusefs_announce_v1(d.tenant_id, d.agent_id, case when p_mode = 'exchange' then 'exchange' else 'rename' end,
+  v_told := fusefs_announce_v1(d.tenant_id, d.agent_id, case when p_mode = 'exchange' then 'exchange' else 'rename' end,
     d.path, p_from, d.id, d.kind, d.ino, d.version, d.size_bytes, d.mode, d.uid, d.gid, d.mtime_ns, d.updated_at,
     d.updated_session, case when v_replaced and p_mode = '' then s.size_bytes else 0 end);
   return next d;
