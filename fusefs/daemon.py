@@ -27,9 +27,12 @@ from fusefs.db.pool import Database, open_database
 from fusefs.fuse.notify import KernelCaches
 from fusefs.fuse.serving import KernelMount
 from fusefs.rules.config import Settings
-from fusefs.rules.errors import BadScope, MountFailed
+from fusefs.rules.errors import BadScope, MountFailed, Unavailable
 from fusefs.rules.scope import Principal, Scope, new_session
 from fusefs.store import tenants
+
+_STOP_S = 5.0
+"""How long the last commits may take beyond the write timeout: settling one that was lost, and the watch's second."""
 
 _log = telemetry.get_logger()
 
@@ -72,9 +75,9 @@ class Ready:
 async def serve(spec: MountSpec, on_ready: Callable[[Ready], None]) -> None:
     """Mount, and serve until unmounted or told to stop by SIGTERM or SIGINT.
 
-    Raises Unavailable, SchemaMismatch, UnknownScope or MountFailed before `on_ready`; afterwards only a
-    fault of ours, and then the mount point stays: an empty directory in its place would look like
-    "nothing there".
+    Raises Unavailable, SchemaMismatch, UnknownScope or MountFailed before `on_ready`; after the unmount
+    Unavailable when Postgres did not take everything; in between only a fault of ours, and then the mount
+    point stays: an empty directory in its place would look like "nothing there".
     """
     try:
         await _serve(spec, on_ready)
@@ -121,13 +124,18 @@ async def _serve(spec: MountSpec, on_ready: Callable[[Ready], None]) -> None:
                     serving.cancel_scope.cancel()
                 clean = True
             finally:
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + 2 * spec.settings.write_timeout_s):
-                    await mounted.close()
+                with trio.CancelScope(shield=True):
+                    not_taken = await mounted.close(trio.current_time() + spec.settings.write_timeout_s + _STOP_S)
                 forget_counts()
                 caches.stop()
                 kernel.close(unmount=clean)
-                _log.info("daemon.stopped", clean=clean)
+                _log.info("daemon.stopped", clean=clean and not not_taken)
             nursery.cancel_scope.cancel()
+            if not_taken:
+                raise Unavailable(
+                    f"the mount ended with {not_taken} writes that Postgres did not take",
+                    hint="See `fusefs rescue list`, and the log for what could not be kept.",
+                )
 
 
 async def _root(spec: MountSpec, db: Database, mounted: Mounted) -> tuple[Filesystem, Scope | None]:

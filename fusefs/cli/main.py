@@ -31,6 +31,7 @@ COMMANDS = {
     "versions": "fusefs.cli.versions:versions",
     "restore": "fusefs.cli.versions:restore",
     "conflicts": "fusefs.cli.conflicts:conflicts",
+    "rescue": "fusefs.cli.rescue:rescue",
     "export": "fusefs.cli.transfer:export",
     "import": "fusefs.cli.transfer:import_",
     "df": "fusefs.cli.usage:df",

@@ -76,7 +76,7 @@ def host(ctx: click.Context, **values: Any) -> None:
 
 def _mount(ctx: click.Context, command: str, values: dict[str, Any]) -> None:
     values["mountpoint_"] = mountpoint.canonical(values["mountpoint_"])
-    for name in ("log_file", "data_dir"):
+    for name in ("log_file", "data_dir", "rescue_dir"):
         if values[name] is not None:
             values[name] = os.path.abspath(values[name])
     _check(ctx, command, values)
@@ -273,4 +273,5 @@ def _settings(values: dict[str, Any], read_only: bool) -> Settings:
         uid=values["uid"],
         gid=values["gid"],
         write_timeout_s=values["write_timeout"],
+        rescue_dir=values["rescue_dir"] or str(registry.rescue_directory()),
     )

@@ -92,6 +92,13 @@ limits = together(
         help="Deepest path, in levels.",
     ),
 )
+rescue_dir = option(
+    "--rescue-dir",
+    metavar="DIR",
+    type=click.Path(),
+    help="Where writes are kept that Postgres does not take. Default: /var/spool/fusefs for root, else a directory "
+    "of the user's state.",
+)
 as_json = option("--json", "as_json", is_flag=True, help="Print JSON.")
 yes = spoken("--yes", is_flag=True, help="Do not ask for confirmation.")
 
@@ -139,5 +146,6 @@ mounting = together(
         help="How long a write waits for Postgres.",
     ),
     limits,
+    rescue_dir,
     option("--log-file", metavar="PATH", help="Log of the daemon. Default in the foreground: stderr."),
 )

@@ -79,6 +79,13 @@ def state_directory() -> Path:
     return Path(os.path.expanduser("~"), ".local", "state", "fusefs")
 
 
+def rescue_directory() -> Path:
+    """Where writes are kept that Postgres did not take, when no directory is named: /var/spool/fusefs for root."""
+    if os.geteuid() == 0 and not os.environ.get("XDG_STATE_HOME"):
+        return Path("/var/spool/fusefs")
+    return state_directory() / "rescue"
+
+
 def log_path(mountpoint: str) -> Path:
     """The log of a mount in the background, when none is named."""
     return state_directory() / f"{_key(mountpoint)}.log"

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import trio
+
 from fusefs import telemetry
 from fusefs.core.attributes import now_ns
 from fusefs.core.buffers import Buffer, Taken
@@ -20,10 +22,11 @@ from fusefs.core.namespace import Namespace
 from fusefs.core.session import Session
 from fusefs.core.tree import UNCOMMITTED, Node
 from fusefs.db.pool import Unsettled
-from fusefs.rules.errors import FsError, NotFound, StaleVersion, TooLarge
+from fusefs.rules.errors import FsError, NotFound, RescueFailed, StaleVersion, TooLarge
 from fusefs.rules.model import Attrs, Commit
 from fusefs.rules.paths import Op
 from fusefs.store import files
+from fusefs.store.rescue import Rescued
 
 _log = telemetry.get_logger()
 
@@ -131,12 +134,7 @@ class Commits:
 
     async def _create(self, inode: Inode, handle: Handle, buffer: Buffer, data: bytes, attrs: Attrs) -> Commit:
         node, scope, ns = inode.node, self.session.scope, self.ns
-        whole = Attrs(
-            node.mode if attrs.mode is None else attrs.mode,
-            node.uid if attrs.uid is None else attrs.uid,
-            node.gid if attrs.gid is None else attrs.gid,
-            attrs.mtime_ns,
-        )
+        whole = _complete(attrs, node)
 
         async def create() -> Commit:
             return await files.create(
@@ -286,27 +284,70 @@ class Commits:
 
     async def _keep(self, node: Node, path: str, handle: Handle, error: StaleVersion, data: bytes) -> None:
         """Store the bytes of a lost race as a conflict."""
+        node_id = node.id if node.committed else None
         try:
             conflict_id = await files.record_conflict(
                 self.ns.db,
                 self.session.scope,
                 path,
-                node_id=node.id if node.committed else None,
+                node_id=node_id,
                 expected=error.expected,
                 actual=error.actual,
                 op="append" if handle.append else "write",
                 content=data,
             )
         except FsError as failure:
-            _log.error(
-                "fs.conflict_not_kept",
-                **self.session.scope.log_context(),
-                path=path,
-                bytes=len(data),
-                error=type(failure).__name__,
+            attrs = _complete(Attrs(mtime_ns=now_ns()), node)
+            await self._rescue(
+                Rescued(path, node_id, error.expected, append=False, write_id=None, taken=0, attrs=attrs), data, failure
             )
-            raise
-        error.given_hint += f" What you wrote is kept: .fusefs/conflicts/{conflict_id[:8]}-…"
+            error.given_hint += f" {failure.given_hint}"
+        else:
+            error.given_hint += f" What you wrote is kept: .fusefs/conflicts/{conflict_id[:8]}-…"
+
+    async def give_up(self, inode: Inode, error: FsError) -> None:
+        """Postgres did not take the buffer, and nobody will try again: its bytes go to the rescue directory, and
+        the file is what Postgres has."""
+        node, buffer = inode.node, inode.buffer
+        if buffer is None or not buffer.uncommitted:
+            return
+        path = node.path
+        attrs = replace(buffer.attrs, mtime_ns=now_ns() if buffer.mtime_ns is None else buffer.mtime_ns)
+        lost, taken = buffer.unsettled or (None, None)
+        rescued = Rescued(
+            path,
+            node.id if node.committed else None,
+            buffer.expected if buffer.whole else None,
+            append=not buffer.whole,
+            write_id=None if lost is None else lost.write_id,
+            taken=0 if taken is None else len(taken.data),
+            attrs=attrs if node.committed else _complete(attrs, node),
+        )
+        await self._rescue(rescued, bytes(buffer.data), error)
+        inode.buffer = None
+        inode.kernel_version = None
+        self.ns.kernel.invalidate_inode(inode.kino)
+        if lost is not None:
+            self.ns.doubt(path)
+        if not node.committed and not node.gone:
+            self.ns.lose_uncommitted(node, self._view)
+        self.session.refuse("close", path, error)
+
+    async def _rescue(self, rescued: Rescued, data: bytes, error: FsError) -> None:
+        """Keep bytes on the local disk. The error's hint says where, or that they are lost."""
+        known = {**self.session.scope.log_context(), "path": rescued.path, "bytes": len(data)}
+        try:
+            with trio.CancelScope(shield=True):
+                kept = await trio.to_thread.run_sync(
+                    self.ns.rescue.keep, self.session.scope, rescued, data, type(error).__name__
+                )
+        except RescueFailed as failure:
+            _log.error("fs.write_lost", **known, error=type(error).__name__, reason=failure.message)
+            error.given_hint = f"What was written is lost: {failure.message}."
+        else:
+            telemetry.counters.rescued += 1
+            _log.warning("fs.write_rescued", **known, error=type(error).__name__, id=kept)
+            error.given_hint = f"What was written is kept on this machine: fusefs rescue put {kept}"
 
     def _drop(self, inode: Inode) -> None:
         """Forget the buffer, and the kernel's pages, which hold its bytes."""
@@ -320,3 +361,13 @@ class Commits:
             inode.buffer.pending = True
         inode.kernel_version = None
         self.ns.kernel.invalidate_inode(inode.kino)
+
+
+def _complete(attrs: Attrs, node: Node) -> Attrs:
+    """Attributes with which a file can be made: what is not given is the node's."""
+    return Attrs(
+        node.mode if attrs.mode is None else attrs.mode,
+        node.uid if attrs.uid is None else attrs.uid,
+        node.gid if attrs.gid is None else attrs.gid,
+        attrs.mtime_ns,
+    )

@@ -180,7 +180,7 @@ class InodeTable:
         kino = owner.index << INDEX_SHIFT | node.ino
         inode = self.inodes.get(kino)
         if inode is None:
-            inode = self.inodes[kino] = Inode(owner, node, kino)
+            inode = self.inodes[kino] = owner.inodes[kino] = Inode(owner, node, kino)
             node.pins += 1
         elif inode.node is not node:
             # The mirror lost track of the node and found it again: the kernel did not.
@@ -189,9 +189,6 @@ class InodeTable:
             inode.kernel_version = None
             node.pins += 1
         return inode
-
-    def count_lookup(self, inode: Inode) -> None:
-        inode.lookups += 1
 
     def forget(self, kino: int, lookups: int) -> None:
         inode = self.inodes.get(kino)
@@ -216,6 +213,7 @@ class InodeTable:
         """Drop an inode that neither the kernel nor a handle holds."""
         if inode.lookups <= 0 and not inode.handles and self.inodes.get(inode.kino) is inode:
             del self.inodes[inode.kino]
+            del inode.owner.inodes[inode.kino]
             inode.node.pins -= 1
             inode.owner.forgotten(inode)
 
@@ -230,13 +228,14 @@ class Opened:
 
 
 class Filesystem:
-    """Answers for a set of inodes. Names are text; paths never reach this layer."""
+    """Answers for a set of inodes, `inodes` by their numbers. Names are text; paths never reach this layer."""
 
     index = 0
     root: Inode
 
     def __init__(self, table: InodeTable) -> None:
         self.table = table
+        self.inodes: dict[int, Inode] = {}
 
     def forgotten(self, inode: Inode) -> None:
         """The kernel knows the inode no more and no handle is open."""
@@ -311,6 +310,9 @@ class Filesystem:
 
     async def commit(self, inode: Inode) -> None:
         """Commit what is buffered of an inode; nothing is."""
+
+    async def give_up(self, inode: Inode, error: FsError) -> None:
+        """Keep elsewhere what is buffered of an inode and cannot be committed; nothing is."""
 
     async def flush(self, handle: Handle) -> None:
         """Commit what was written; nothing was."""

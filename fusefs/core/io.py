@@ -318,7 +318,7 @@ class FileIo:
 
     async def release(self, handle: Handle) -> None:
         """The last close of an open file. It can tell nobody, so a refusal goes to the conflicts, the
-        errors file and a counter."""
+        errors file and a counter, and what Postgres does not take to the rescue directory."""
         inode = handle.inode
         try:
             buffer = inode.buffer
@@ -330,15 +330,10 @@ class FileIo:
             ):
                 await self.commits.commit(inode, handle)
         except StaleVersion:
-            pass  # told by _lose
+            pass  # told by `Commits.lose`
         except FsError as error:
-            _log.error(
-                "fs.release_failed",
-                **self.session.scope.log_context(),
-                path=inode.node.path,
-                error=type(error).__name__,
-                bytes=len(buffer.data) if buffer is not None else 0,
-            )
+            if not any(other is not handle for other in inode.writers):
+                await self.commits.give_up(inode, error)
         finally:
             self.table.close(handle)
             if not any(inode.writers) and inode.buffer is not None and not inode.buffer.uncommitted:

@@ -18,19 +18,22 @@ from fusefs import __version__, telemetry
 from fusefs.core.attributes import Kernel
 from fusefs.core.contents import Contents
 from fusefs.core.control import ControlFs
-from fusefs.core.filesystem import InodeTable
+from fusefs.core.filesystem import Inode, InodeTable
 from fusefs.core.follow import Follower
 from fusefs.core.namespace import Inos, Namespace
+from fusefs.core.rescue import RescueDirectory
 from fusefs.core.session import Session
 from fusefs.core.vfs import SessionFs
 from fusefs.db.listen import Listener
 from fusefs.db.pool import Database
 from fusefs.rules.config import Settings
-from fusefs.rules.errors import FsError
+from fusefs.rules.errors import FsError, Unavailable
 from fusefs.rules.scope import Scope
 from fusefs.store import namespaces
 
 _STORE_TIMES_S = 2.0
+_LAST_STEPS_S = 1.0
+"""What noting times and the ends of sessions may take beyond the deadline of the buffers."""
 _log = telemetry.get_logger()
 
 
@@ -55,6 +58,7 @@ class Mounted:
         self._followers: dict[str, Follower] = {}
         self._namespaces: dict[tuple[str, str], Namespace] = {}
         self._opening = trio.Lock()
+        self.rescue = RescueDirectory(settings.rescue_dir)
         self._inos: dict[str, Inos] = {}
         self._next_index = 0
 
@@ -102,6 +106,7 @@ class Mounted:
                 kernel=self.kernel,
                 barrier=self.barrier,
                 inos=inos,
+                rescue=self.rescue,
                 max_nodes=self.settings.max_nodes,
             )
             follower = self._followers[row.channel] = Follower(ns, self.origin)
@@ -191,12 +196,34 @@ class Mounted:
         except FsError as error:
             _log.info("mounted.later", error=type(error).__name__)
 
-    async def close(self) -> None:
-        """Commit every buffer, store the times, note the end of each session that ends with its mount."""
-        for fs in self.sessions:
-            await fs.commit_all()
-        for ns in self._namespaces.values():
-            await self._tolerate(ns.store_times)
-        for fs in self.sessions:
-            if not self.keeps_sessions:
-                await self._tolerate(lambda fs=fs: namespaces.end_session(self.db, fs.scope))  # type: ignore[misc]
+    async def close(self, deadline: float) -> int:
+        """Commit every buffer, all at once, store the times, note the end of each session that ends with its mount.
+
+        Args:
+            deadline: in trio's time. What is not in Postgres by then goes to the rescue directory.
+
+        Returns how many writes Postgres did not take; each is told by the log.
+        """
+        dirty = [inode for inode in self.table.inodes.values() if inode.buffer is not None and inode.buffer.uncommitted]
+        with trio.move_on_at(deadline):
+            async with trio.open_nursery() as nursery:
+                for inode in dirty:
+                    nursery.start_soon(self._commit_last, inode)
+        given_up = [inode for inode in dirty if inode.buffer is not None and inode.buffer.uncommitted]
+        for inode in given_up:
+            await inode.owner.give_up(inode, Unavailable("Postgres did not take the write before the mount ended"))
+        with trio.move_on_at(max(deadline, trio.current_time() + _LAST_STEPS_S)):
+            for ns in self._namespaces.values():
+                await self._tolerate(ns.store_times)
+            for fs in self.sessions:
+                if not self.keeps_sessions:
+                    await self._tolerate(lambda fs=fs: namespaces.end_session(self.db, fs.scope))  # type: ignore[misc]
+        return len(given_up)
+
+    async def _commit_last(self, inode: Inode) -> None:
+        try:
+            await inode.owner.commit(inode)
+        except FsError as error:
+            _log.info("mounted.commit_failed", error=type(error).__name__)
+        except Exception:  # noqa: BLE001  (a fault of ours in one file must not cost the others)
+            _log.exception("mounted.commit_failed")

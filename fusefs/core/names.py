@@ -421,15 +421,12 @@ class Names:
         if parent is None:
             return
         path = node.path
-        node.removed_by = self._view
-        self.ns.tree.detach(node)
+        self.ns.lose_uncommitted(node, self._view)
         try:
             row = await files.stat(self.ns.db, self.scope, path)
         except NotFound:
-            row = None
-        if row is not None:
-            self.ns.tree.merge(row, parent, name)
-        self.ns.name_gone(parent, name, node)
+            return
+        self.ns.tree.merge(row, parent, name)
 
 
 def _look_again(path: str) -> StaleVersion:

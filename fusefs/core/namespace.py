@@ -16,6 +16,7 @@ from fusefs import telemetry
 from fusefs.core.attributes import Kernel, now_ns
 from fusefs.core.contents import Contents, Reader
 from fusefs.core.filesystem import Filesystem, Inode, InodeTable
+from fusefs.core.rescue import RescueDirectory
 from fusefs.core.tree import Node, Tree
 from fusefs.db.pool import Database
 from fusefs.rules.errors import FsError, NotFound, StaleVersion, Unavailable
@@ -34,6 +35,7 @@ class Namespace:
     Args:
         barrier: returns when every announcement of what was committed before has been applied.
         inos: a shared stock of incarnation numbers.
+        rescue: where bytes go that Postgres does not take.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Namespace:
         kernel: Kernel,
         barrier: Callable[[], Awaitable[None]],
         inos: Inos,
+        rescue: RescueDirectory,
         max_nodes: int,
     ) -> None:
         self.db = db
@@ -62,6 +65,7 @@ class Namespace:
         self.kernel = kernel
         self._barrier = barrier
         self.inos = inos
+        self.rescue = rescue
         self.views: list[Filesystem] = []
         self.live = False
         # Raised when everything cached became doubtful: a listing asked for before is then asked for again.
@@ -186,6 +190,14 @@ class Namespace:
             self.kernel.invalidate_inode(inode.kino)
         if parent is not None:
             self.name_appeared(parent, name)
+
+    def lose_uncommitted(self, node: Node, by: Filesystem) -> None:
+        """A file that will not be made loses its name; its handles go on with an orphan of theirs."""
+        parent, name = node.parent, node.name
+        node.removed_by = by
+        self.tree.detach(node)
+        if parent is not None:
+            self.name_gone(parent, name, node)
 
     async def refresh(self, node: Node) -> None:
         """Bring a node up to date where its directory is not loaded: nobody followed it meanwhile."""
@@ -370,7 +382,7 @@ class Namespace:
         return [inode for inode in found if inode is not None and inode.node is node]
 
     def known_inodes(self) -> list[Inode]:
-        return [inode for inode in self.table.inodes.values() if inode.owner in self.views]
+        return [inode for view in self.views for inode in view.inodes.values()]
 
 
 class Inos:

@@ -295,9 +295,12 @@ class SessionFs(Filesystem):
             writer = next(iter(inode.writers), None) or Handle(inode, os.O_RDWR)
             await self.io.commits.commit(inode, writer)
 
+    async def give_up(self, inode: Inode, error: FsError) -> None:
+        await self.io.commits.give_up(inode, error)
+
     async def commit_all(self) -> None:
         """Commit every buffer, as far as possible; what fails is told by the log and the conflicts."""
-        for inode in [inode for inode in self.table.inodes.values() if inode.owner is self]:
+        for inode in list(self.inodes.values()):
             try:
                 await self.commit(inode)
             except FsError as error:

@@ -60,3 +60,4 @@ class Settings:
     kernel_timeout_s: float = 3600.0
     content_cache_bytes: int = 64 * MIB
     max_nodes: int = 200_000
+    rescue_dir: str | None = None

@@ -217,6 +217,15 @@ class Corrupt(FsError):
     hint = "Run `fusefs check`."
 
 
+class RescueFailed(FsError):
+    """The bytes could not be kept on the local disk."""
+
+    errno = errno.EIO
+    http = 500
+    exit_code = 15
+    hint = "Choose a --rescue-dir that can be written and is yours alone."
+
+
 class SchemaMismatch(FsError):
     """The database's schema does not fit this version of fusefs."""
 

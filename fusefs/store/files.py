@@ -548,6 +548,12 @@ async def settle(db: Database, scope: Scope, lost: Unsettled, mtime_ns: int) -> 
     return Commit(*rows[0]) if rows else None
 
 
+async def find_write(db: Database, scope: Scope, write_id: str) -> Commit | None:
+    """The change with a write_id, if it was applied. Its times are not known."""
+    rows = await _confirm_write(db, scope, write_id, 0)
+    return Commit(*rows[0]) if rows else None
+
+
 async def _find_write(db: Database, scope: Scope, write_id: str) -> list[Row]:
     return await db.run(scope.tenant_id, _FIND_WRITE, scope.tenant_id, scope.agent_id, write_id)
 

@@ -21,10 +21,20 @@ class Counters:
         cache_hits, cache_misses: by cache (`content`, `directory`, …).
         bytes_written: bytes of content that reached Postgres.
         conflicts: lost races, whose bytes were kept.
+        rescued: writes that Postgres did not take, kept on the local disk.
         log_errors: log lines that could not be written (a full disk must not fail a file operation).
     """
 
-    __slots__ = ("bytes_written", "cache_hits", "cache_misses", "conflicts", "log_errors", "outcomes", "requests")
+    __slots__ = (
+        "bytes_written",
+        "cache_hits",
+        "cache_misses",
+        "conflicts",
+        "log_errors",
+        "outcomes",
+        "requests",
+        "rescued",
+    )
 
     def __init__(self) -> None:
         self.outcomes: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -33,6 +43,7 @@ class Counters:
         self.cache_misses: defaultdict[str, int] = defaultdict(int)
         self.bytes_written = 0
         self.conflicts = 0
+        self.rescued = 0
         self.log_errors = 0
 
     def snapshot(self) -> dict[str, object]:
@@ -52,6 +63,7 @@ class Counters:
             "cache_misses": dict(self.cache_misses),
             "bytes_written": self.bytes_written,
             "conflicts": self.conflicts,
+            "rescued": self.rescued,
             "log_errors": self.log_errors,
         }
 

@@ -21,7 +21,7 @@ from fusefs.db.values import Param, encode
 from fusefs.rules import errors
 from fusefs.rules.errors import FsError
 from tests.db.conftest import execute, wait_active
-from tests.db.relay import open_relay
+from tests.relay import open_relay
 
 PID = Query("ask_pid", "select pg_backend_pid()")
 TENANT = Query("ask_tenant", "select current_setting('fusefs.tenant')")

@@ -17,7 +17,7 @@ from fusefs.db.pool import open_database
 from fusefs.db.queries import Query
 from fusefs.rules.errors import FsError, Unavailable
 from tests.db.conftest import execute
-from tests.db.relay import open_relay
+from tests.relay import open_relay
 
 NOTIFY = Query("notify_one", "select pg_notify($1, $2)")
 

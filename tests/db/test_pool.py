@@ -14,7 +14,7 @@ from fusefs.db.pool import Database, open_database
 from fusefs.db.queries import Query
 from fusefs.rules.errors import Exists, FsError, NotFound, Unavailable
 from tests.db.conftest import execute, wait_active
-from tests.db.relay import Relay, open_relay
+from tests.relay import Relay, open_relay
 
 PID = Query("ask_pid", "select pg_backend_pid()")
 SLEEP = Query("sleep_long", "select pg_sleep($1::float8)")

@@ -35,6 +35,7 @@ def leaves(command: click.Command | None = None, path: str = "") -> Iterator[tup
 
 COMMANDS = dict(leaves())
 SPOKEN = frozenset(("version", "to", "yes", "force", "replace"))
+SPOKEN_OF = {"rescue put": SPOKEN | {"all"}, "rescue drop": SPOKEN | {"all"}}
 
 
 def test_the_commands_are_those_that_others_call() -> None:
@@ -43,7 +44,7 @@ def test_the_commands_are_those_that_others_call() -> None:
         *("mount", "host", "umount", "status", "init", "migrate up", "migrate down", "migrate status"),
         *("tenant add", "tenant list", "tenant remove", "agent add", "agent list", "agent remove"),
         *("check", "versions", "restore", "conflicts list", "conflicts show", "conflicts accept", "conflicts drop"),
-        *("export", "import", "df", "gc"),
+        *("rescue list", "rescue put", "rescue drop", "export", "import", "df", "gc"),
     }
 
 
@@ -57,7 +58,7 @@ def test_help_has_an_example(bare_fusefs: Fusefs, words: str) -> None:
 @pytest.mark.parametrize("words", COMMANDS)
 def test_every_option_has_its_environment_variable(words: str) -> None:
     for option in COMMANDS[words].params:
-        if isinstance(option, click.Option) and option_key(option) not in SPOKEN:
+        if isinstance(option, click.Option) and option_key(option) not in SPOKEN_OF.get(words, SPOKEN):
             assert option.envvar == f"HANGO_FS_{option_key(option).upper()}"
 
 

@@ -34,6 +34,7 @@ TABLE = {
     "Corrupt": (errno.EIO, 500, 12),
     "SchemaMismatch": (errno.EIO, 503, 13),
     "MountFailed": (errno.EIO, 500, 14),
+    "RescueFailed": (errno.EIO, 500, 15),
     "BadConfig": (errno.EINVAL, 400, 2),
 }
 

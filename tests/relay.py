@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,7 +14,8 @@ class Relay:
     """Passes bytes between a TCP port on the loopback and Postgres' Unix socket.
 
     `lose_request` and `lose_answer` hold a marker: the next packet from a client that contains it is not
-    passed on, or its answer is not; the connection is cut there. Each happens once.
+    passed on, or its answer is not; the connection is cut there. Each happens once. With `shut_after_loss` the
+    server is out of reach from that moment on.
     """
 
     def __init__(self, dsn: str, nursery: trio.Nursery) -> None:
@@ -28,6 +30,7 @@ class Relay:
         self.accepted = 0
         self.lose_request: bytes | None = None
         self.lose_answer: bytes | None = None
+        self.shut_after_loss = False
         self.cut_happened = trio.Event()
 
     @property
@@ -63,6 +66,10 @@ class Relay:
     def thaw(self) -> None:
         self._flowing.set()
 
+    async def _lost(self) -> None:
+        if self.shut_after_loss:
+            await self.shut()
+
     async def _accept(self, listener: trio.SocketListener, scope: trio.CancelScope) -> None:
         with scope:
             await trio.serve_listeners(self._serve, [listener], handler_nursery=self._nursery)
@@ -94,11 +101,13 @@ class Relay:
                 await self._flowing.wait()
                 if from_client and self.lose_request is not None and self.lose_request in data:
                     self.lose_request = None
+                    await self._lost()
                     break
                 if from_client and self.lose_answer is not None and self.lose_answer in data:
                     self.lose_answer = None
                     answer_lost[0] = True
                 elif not from_client and answer_lost[0]:
+                    await self._lost()
                     break
                 await sink.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -108,6 +117,47 @@ class Relay:
         if pair in self._pairs:
             self._pairs.remove(pair)
             self.cut_happened.set()
+
+
+class Line:
+    """A relay in a thread of its own, for tests that block. Use as a context manager."""
+
+    def __init__(self, dsn: str) -> None:
+        self._of = dsn
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=trio.run, args=(self._run,), name="relay")
+        self._stop: trio.Event
+        self._token: trio.lowlevel.TrioToken
+        self.relay: Relay
+
+    @property
+    def dsn(self) -> str:
+        return self.relay.dsn
+
+    def __enter__(self) -> Line:
+        self._thread.start()
+        assert self._started.wait(10)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        trio.from_thread.run_sync(self._stop.set, trio_token=self._token)
+        self._thread.join(10)
+
+    def shut(self) -> None:
+        trio.from_thread.run(self.relay.shut, trio_token=self._token)
+
+    def open(self) -> None:
+        trio.from_thread.run(self.relay.open, trio_token=self._token)
+
+    def lose(self, *, request: bytes | None = None, answer: bytes | None = None) -> None:
+        """Lose the next request that contains a marker, or the answer to it, and the server with it."""
+        self.relay.lose_request, self.relay.lose_answer, self.relay.shut_after_loss = request, answer, True
+
+    async def _run(self) -> None:
+        self._token, self._stop = trio.lowlevel.current_trio_token(), trio.Event()
+        async with open_relay(self._of) as self.relay:
+            self._started.set()
+            await self._stop.wait()
 
 
 @asynccontextmanager

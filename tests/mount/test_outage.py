@@ -1,0 +1,265 @@
+"""Postgres out of reach: what is told, what is kept, and that nothing happens twice."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests import harness
+from tests.mount.posix_support import errno_of
+from tests.mount.sides import eventually
+from tests.relay import Line
+
+TIMEOUT = ("--write-timeout", "0.5")
+LOGGED = r"fs\.write_rescued|unavailable|Unavailable|LostInFlight|Unsettled|NotConnected"
+
+
+@pytest.fixture
+def line(pg: str) -> Iterator[Line]:
+    with Line(pg) as line:
+        yield line
+
+
+@pytest.fixture
+def rescue_dir(tmp_path: Path) -> Path:
+    return tmp_path / "rescue"
+
+
+@pytest.fixture
+def mounted(mount: harness.MountFactory, line: Line, rescue_dir: Path) -> harness.Mount:
+    found = mount(*TIMEOUT, "--rescue-dir", str(rescue_dir), session="s1", dsn=line.dsn)
+    found.expect_log(LOGGED)
+    return found
+
+
+def stored(namespace: harness.Namespace, path: str) -> bytes | None:
+    """The content of a path in Postgres; None where there is no row."""
+    with psycopg.connect(namespace.dsn) as conn:
+        row = conn.execute(
+            "select coalesce(content_bytes, convert_to(content, 'UTF8')) from agent_files"
+            " where agent_id = %s and path = %s",
+            (namespace.agent_id, path),
+        ).fetchone()
+    return None if row is None else bytes(row[0])
+
+
+def rescue(rescue_dir: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [harness.FUSEFS, "rescue", *args, "--rescue-dir", str(rescue_dir)], capture_output=True, text=True, check=False
+    )
+
+
+def kept(rescue_dir: Path) -> list[dict[str, object]]:
+    listed = rescue(rescue_dir, "list", "--json")
+    assert listed.returncode == 0, listed.stderr
+    found: list[dict[str, object]] = json.loads(listed.stdout)
+    return found
+
+
+def put_all(rescue_dir: Path, namespace: harness.Namespace) -> str:
+    done = rescue(rescue_dir, "put", "--all", "--dsn", namespace.dsn)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("reached", "more"), [(True, b""), (True, b"more\n"), (False, b"more\n")], ids=["applied", "more", "never-arrived"]
+)
+def test_append_that_nobody_could_settle(
+    mounted: harness.Mount, line: Line, namespace: harness.Namespace, reached: bool, more: bytes
+) -> None:
+    (mounted.path / "log").write_bytes(b"old\n")
+    fd = os.open(mounted.path / "log", os.O_WRONLY | os.O_APPEND)
+    os.write(fd, b"the-line\n")
+    if reached:
+        line.lose(answer=b"the-line")
+    else:
+        line.lose(request=b"the-line")
+    assert errno_of(lambda: os.fsync(fd)) == errno.EIO
+    line.open()
+    if more:
+        os.write(fd, more)
+    os.close(fd)
+    assert stored(namespace, "/log") == b"old\nthe-line\n" + more
+    assert (mounted.path / "log").read_bytes() == b"old\nthe-line\n" + more
+
+
+@pytest.mark.parametrize(
+    ("reached", "name"), [(True, "new"), (True, "old"), (False, "new")], ids=["new", "rewritten", "never-arrived"]
+)
+def test_write_that_nobody_could_settle(
+    mounted: harness.Mount, line: Line, namespace: harness.Namespace, reached: bool, name: str
+) -> None:
+    (mounted.path / "old").write_bytes(b"old\n")
+    fd = os.open(mounted.path / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.write(fd, b"the-line\n")
+    if reached:
+        line.lose(answer=b"the-line")
+    else:
+        line.lose(request=b"the-line")
+    assert errno_of(lambda: os.fsync(fd)) == errno.EIO
+    line.open()
+    os.write(fd, b"more\n")
+    os.close(fd)
+    assert stored(namespace, f"/{name}") == b"the-line\nmore\n"
+    assert (mounted.path / name).read_bytes() == b"the-line\nmore\n"
+
+
+def test_truncation_after_a_commit_that_nobody_could_settle(
+    mounted: harness.Mount, line: Line, namespace: harness.Namespace
+) -> None:
+    (mounted.path / "log").write_bytes(b"old\n")
+    fd = os.open(mounted.path / "log", os.O_RDWR | os.O_APPEND)
+    os.write(fd, b"the-line\n")
+    line.lose(answer=b"the-line")
+    assert errno_of(lambda: os.fsync(fd)) == errno.EIO
+    line.open()
+    with open(mounted.path / "log", "w") as file:
+        file.write("new\n")
+    os.close(fd)
+    assert stored(namespace, "/log") == b"new\n"
+
+
+def test_removal_that_nobody_could_settle_is_seen(
+    mounted: harness.Mount, line: Line, namespace: harness.Namespace
+) -> None:
+    """It was applied, and its answer lost: the mount learns of it like of another's."""
+    (mounted.path / "f").write_bytes(b"text")
+    os.stat(mounted.path / "f")
+    line.lose(answer=b"fusefs_delete_v1")
+    with psycopg.connect(namespace.dsn, autocommit=True) as conn:
+        # Every statement's text travels once only; a new connection sends it again.
+        conn.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where pid <> pg_backend_pid() and datname = current_database()"
+        )
+    eventually(lambda: mounted.status()["live"], "announcements are back")
+    assert errno_of(lambda: os.unlink(mounted.path / "f")) == errno.EIO
+    line.open()
+    eventually(lambda: not os.path.exists(mounted.path / "f"), "the removal is seen")
+    assert stored(namespace, "/f") is None
+
+
+@pytest.mark.parametrize("kind", ["new", "rewritten", "appended"])
+def test_close_while_postgres_is_away(
+    mounted: harness.Mount, line: Line, namespace: harness.Namespace, rescue_dir: Path, kind: str
+) -> None:
+    path = mounted.path / "f"
+    flags = os.O_WRONLY | os.O_CREAT
+    if kind != "new":
+        path.write_bytes(b"old\n")
+        flags |= os.O_TRUNC if kind == "rewritten" else os.O_APPEND
+    fd = os.open(path, flags)
+    os.write(fd, b"precious\n")
+    line.shut()
+    assert errno_of(lambda: os.close(fd)) == errno.EIO
+    eventually(lambda: kept(rescue_dir), "the write is in the rescue directory")
+    (one,) = kept(rescue_dir)
+    assert (one["path"], one["size"], one["session"], one["principal"]) == ("/f", 9, "s1", "agent")
+    line.open()
+    eventually(lambda: mounted.status()["live"], "announcements are back")
+    assert os.path.exists(path) == (kind != "new"), "the file is what Postgres has"
+    if kind != "new":
+        assert path.read_bytes() == b"old\n"
+    assert f"fusefs rescue put {one['id']}" in (mounted.path / ".fusefs" / "errors").read_text()
+
+    assert "written" in put_all(rescue_dir, namespace)
+    expected = {"new": b"precious\n", "rewritten": b"precious\n", "appended": b"old\nprecious\n"}[kind]
+    assert stored(namespace, "/f") == expected
+    eventually(lambda: path.read_bytes() == expected, "the mount sees it")
+    assert kept(rescue_dir) == []
+
+
+def test_rescued_write_whose_file_moved_on(
+    mounted: harness.Mount, line: Line, namespace: harness.Namespace, rescue_dir: Path
+) -> None:
+    (mounted.path / "f").write_bytes(b"old\n")
+    fd = os.open(mounted.path / "f", os.O_WRONLY | os.O_TRUNC)
+    os.write(fd, b"precious\n")
+    line.shut()
+    assert errno_of(lambda: os.close(fd)) == errno.EIO
+    eventually(lambda: kept(rescue_dir), "the write is in the rescue directory")
+    namespace.execute("update agent_files set content = 'theirs' where path = '/f'")
+    line.open()
+    assert "conflict" in put_all(rescue_dir, namespace)
+    assert stored(namespace, "/f") == b"theirs"
+    assert namespace.execute("select convert_from(content, 'UTF8') from agent_file_conflicts") == [("precious\n",)]
+    assert kept(rescue_dir) == []
+
+
+def test_rescued_write_that_had_arrived(
+    mounted: harness.Mount, line: Line, namespace: harness.Namespace, rescue_dir: Path
+) -> None:
+    (mounted.path / "log").write_bytes(b"old\n")
+    fd = os.open(mounted.path / "log", os.O_WRONLY | os.O_APPEND)
+    os.write(fd, b"the-line\n")
+    line.lose(answer=b"the-line")
+    assert errno_of(lambda: os.close(fd)) == errno.EIO
+    eventually(lambda: kept(rescue_dir), "the write is in the rescue directory")
+    line.open()
+    assert "there already" in put_all(rescue_dir, namespace)
+    assert stored(namespace, "/log") == b"old\nthe-line\n"
+
+
+def test_sigterm_while_postgres_is_away(
+    mounted: harness.Mount, line: Line, namespace: harness.Namespace, rescue_dir: Path
+) -> None:
+    held = [os.open(mounted.path / f"f{number}", os.O_WRONLY | os.O_CREAT) for number in range(3)]
+    for fd in held:
+        os.write(fd, b"precious\n")
+    line.shut()
+    mounted.process.terminate()
+    mounted.expect_log("fusefs: |hint: ")
+    mounted.wait(11)
+    for fd in held:
+        assert errno_of(lambda fd=fd: os.close(fd)) in (0, errno.ENOTCONN)  # type: ignore[misc]
+    assert sorted(str(one["path"]) for one in kept(rescue_dir)) == ["/f0", "/f1", "/f2"]
+    stopped = [event for event in mounted.log_events() if event["event"] == "daemon.stopped"]
+    assert stopped[-1]["clean"] is False
+    assert str(mounted.path) not in harness.mounts_under(mounted.path)
+    put_all(rescue_dir, namespace)
+    assert [stored(namespace, f"/f{number}") for number in range(3)] == [b"precious\n"] * 3
+
+
+def test_conflict_that_postgres_does_not_take(
+    mounted: harness.Mount, line: Line, namespace: harness.Namespace, rescue_dir: Path
+) -> None:
+    """The race is known to be lost when the bytes cannot be stored: they go the same way."""
+    (mounted.path / "f").write_bytes(b"old\n")
+    fd = os.open(mounted.path / "f", os.O_RDWR)
+    namespace.execute("update agent_files set content = 'theirs' where path = '/f'")
+    eventually(lambda: os.stat(mounted.path / "f").st_size == 6, "the change is seen")
+    line.shut()
+    assert errno_of(lambda: os.write(fd, b"mine")) == errno.ESTALE
+    assert errno_of(lambda: os.close(fd)) == errno.ESTALE
+    eventually(lambda: kept(rescue_dir), "the write is in the rescue directory")
+    line.open()
+    assert "conflict" in put_all(rescue_dir, namespace)
+
+
+def test_rescue_directory_that_takes_nothing(
+    mount: harness.MountFactory, line: Line, namespace: harness.Namespace, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    mounted = mount(*TIMEOUT, "--rescue-dir", str(tmp_path / "file"), session="s1", dsn=line.dsn)
+    mounted.expect_log(rf"fs\.write_lost|{LOGGED}")
+    fd = os.open(mounted.path / "f", os.O_WRONLY | os.O_CREAT)
+    os.write(fd, b"precious\n")
+    line.shut()
+    assert errno_of(lambda: os.close(fd)) == errno.EIO
+    eventually(
+        lambda: any(event["event"] == "fs.write_lost" for event in mounted.log_events()), "the log says what was lost"
+    )
+    (lost,) = [event for event in mounted.log_events() if event["event"] == "fs.write_lost"]
+    assert (lost["path"], lost["bytes"]) == ("/f", 9)
+    assert "precious" not in mounted.log_path.read_text()
+    line.open()
+    eventually(lambda: mounted.status()["live"], "announcements are back")
+    assert "is lost" in (mounted.path / ".fusefs" / "errors").read_text()
