@@ -73,7 +73,7 @@ class Ready:
 
 
 async def serve(spec: MountSpec, on_ready: Callable[[Ready], None]) -> None:
-    """Mount, and serve until unmounted or told to stop by SIGTERM or SIGINT.
+    """Mount, and serve until unmounted or told to stop by SIGTERM, SIGINT or SIGHUP.
 
     Raises Unavailable, SchemaMismatch, UnknownScope or MountFailed before `on_ready`; after the unmount
     Unavailable when Postgres did not take everything; in between only a fault of ours, and then the mount
@@ -167,7 +167,7 @@ async def _say_ready(kernel: KernelMount, scope: Scope | None, on_ready: Callabl
 
 
 async def _stop_on_signal(kernel: KernelMount) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async for _ in signals:
             _log.info("daemon.stopping")
             kernel.stop()

@@ -236,7 +236,7 @@ def agent_remove(name: str, dsn: str | None, data_dir: str | None, tenant: str |
 @quota
 @history_quota
 def agent_quota(name: str, **values: Any) -> None:
-    """Set an agent's quotas; mounts follow when they are mounted again.
+    """Set an agent's quotas. Mounts obey at once; what they show follows within a second.
 
     \b
     Example:

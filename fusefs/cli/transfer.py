@@ -108,7 +108,7 @@ async def _import(db: Database, scope: Scope, limits: Limits, replacing: bool, c
     from fusefs.cli import tarstream
     from fusefs.store import archive
 
-    importer = await archive.open_importer(db, scope, limits, replace=replacing)
+    importer = archive.Importer(db, scope, limits, replace=replacing)
     with progress("import", None) as bar:
         for item in tarstream.read(sys.stdin.buffer, limits):
             if isinstance(item, tarstream.HardLink):

@@ -22,7 +22,7 @@ from fusefs.core.namespace import Namespace
 from fusefs.core.session import Session
 from fusefs.core.tree import UNCOMMITTED, Node
 from fusefs.db.pool import Unsettled
-from fusefs.rules.errors import FsError, NotFound, RescueFailed, StaleVersion, TooLarge
+from fusefs.rules.errors import FsError, NotFound, OverQuota, RescueFailed, StaleVersion, TooLarge
 from fusefs.rules.model import Attrs, Commit
 from fusefs.rules.paths import Op
 from fusefs.store import files
@@ -78,7 +78,7 @@ class Commits:
             except StaleVersion as error:
                 await self.lose(inode, handle, error, taken.data)
                 raise
-            except TooLarge as error:
+            except (TooLarge, OverQuota) as error:
                 self.fail(inode, handle, "write", error)
                 raise
             except FsError as error:
@@ -226,12 +226,12 @@ class Commits:
         if live is not None and live is not node and live.version < done.version:
             # Others renamed a file over this one while we asked: what we appended is in theirs.
             live.version, live.size = done.version, done.size
-            live.mtime_ns, live.ctime_ns = done.mtime_ns, done.ctime_ns
+            live.mtime_ns, live.ctime_ns, live.changed_ns = done.mtime_ns, done.ctime_ns, done.ctime_ns
             ns.content_changed(live)
             return
-        if done.version > node.version or (done.version == node.version and done.ctime_ns >= node.ctime_ns):
+        if node.is_before(done.version, done.ctime_ns):
             node.version, node.size = done.version, done.size
-            node.mtime_ns, node.ctime_ns = done.mtime_ns, done.ctime_ns
+            node.mtime_ns, node.ctime_ns, node.changed_ns = done.mtime_ns, done.ctime_ns, done.ctime_ns
             node.session = session.scope.session
         if created:
             if node.parent is not None:

@@ -323,5 +323,5 @@ class Filesystem:
     async def release(self, handle: Handle) -> None:
         self.table.close(handle)
 
-    def space(self) -> Space:
+    async def space(self) -> Space:
         return Space(1 << 40, 1 << 40, 1 << 32, 1 << 32)

@@ -82,6 +82,7 @@ class Follower:
     def found(self) -> None:
         """LISTEN is in force again: everything is loaded afresh, and may be cached again."""
         self.ns.live = True
+        self.ns.usage.measured = False
         self.distrust_all()
 
     def distrust_all(self) -> None:
@@ -128,7 +129,7 @@ class Follower:
 
     def _update(self, node: Node, row: NodeRow) -> None:
         ns = self.ns
-        if row.version < node.version or (row.version == node.version and row.ctime_ns < node.ctime_ns):
+        if not node.is_before(row.version, row.ctime_ns):
             return
         content = row.version != node.version
         node.update(row)

@@ -197,8 +197,10 @@ class FileIo:
                 start = offset
             end = start + len(data)
             files.check_size(self._limits, node.path, end)
-            if not node.gone:
+            if not node.gone and self.ns.usage.is_over(end - node.size):
+                await self.ns.ask_quota()
                 self.ns.usage.check(node.path, end - node.size)
+                return await self.write(handle, offset, data)  # there is room by now; begin anew after the wait
         except StaleVersion as error:
             await self.commits.lose(inode, handle, error, _with_write(buffer, offset, data))
             raise
@@ -253,6 +255,9 @@ class FileIo:
         else:
             paths.check(self.session.scope, Op.WRITE, node.path)
         files.check_size(self._limits, node.path, size)
+        if not node.gone and self.ns.usage.is_over(size - node.size):
+            await self.ns.ask_quota()
+            self.ns.usage.check(node.path, size - node.size)
         buffer = inode.buffer
         if handle is None and not (buffer is not None and buffer.uncommitted):
             await self.ns.barrier()
@@ -276,8 +281,6 @@ class FileIo:
             if handle is not None:
                 await self.commits.lose(inode, handle, error, None)
             raise
-        if not node.gone:
-            self.ns.usage.check(node.path, size - node.size)
         if size != len(buffer.data) or not buffer.uncommitted:
             buffer.truncate(size)
         buffer.appends_only = False

@@ -79,8 +79,7 @@ class Names:
             if node is not None:
                 if flags & os.O_EXCL:
                     raise _look_again(path)
-                inode = self.table.obtain(self._view, node)
-                return inode, await self.io.open(inode, flags)
+                return await self._open(node, flags)
             paths.check(self.scope, Op.CREATE, path)
             if flags & os.O_EXCL:
                 node = await self._claim(parent, name, Kind.FILE, mode, caller, handle=None)
@@ -93,6 +92,16 @@ class Names:
             raise
         inode = self.table.obtain(self._view, node)
         return inode, self.io.opened_new(inode, flags, expected)
+
+    async def _open(self, node: Node, flags: int) -> tuple[Inode, Opened]:
+        """Open a node that others made meanwhile. The kernel may not know its inode yet: it is held until the
+        handle holds it."""
+        inode = self.table.obtain(self._view, node)
+        inode.lookups += 1
+        try:
+            return inode, await self.io.open(inode, flags)
+        finally:
+            self.table.forget(inode.kino, 1)
 
     async def _settle_foreign(self, directory: Node, name: str) -> None:
         """Another session of this daemon has an uncommitted file at the name: it is committed first, so
@@ -143,18 +152,19 @@ class Names:
                 revive=None if revived is None else revived.id,
             )
 
+        return await self._make(parent.node, name, path, claim)
+
+    async def _make(self, directory: Node, name: str, path: str, make: Callable[[], Awaitable[NodeRow]]) -> Node:
+        """Make a row at a name, and take it into the mirror. Whoever wins the name reads what its last holder
+        wrote: it may be a lock."""
         try:
-            row = await self._in_directory(parent.node, claim)
+            row = await self._in_directory(directory, make)
         except Exists:
             # No barrier finds the winner for sure: a row is visible before its announcement is sent.
             winner = await files.stat(self.ns.db, self.scope, path)
-            self.ns.tree.merge(winner, parent.node, name)
+            self.ns.tree.merge(winner, directory, name)
             raise _look_again(path) from None
-        # Whoever gets a lock file reads what its last holder wrote.
         await self.ns.barrier()
-        return self._take_new(parent.node, name, path, row)
-
-    def _take_new(self, directory: Node, name: str, path: str, row: NodeRow) -> Node:
         node = self.ns.tree.merge(row, directory, name)
         if node is None:
             raise StaleVersion("deleted by others at once", path=path)
@@ -205,14 +215,13 @@ class Names:
                     )  # fmt: skip
                 except StaleVersion:
                     raise Exists(path=at) from None
+                self.ns.contents.put(done.id, done.version, content)
                 return NodeRow(
                     done.id, at, kind, ino, done.version, done.size, attrs.mode or 0, uid, gid,
                     done.mtime_ns, done.ctime_ns, self.scope.session,
                 )  # fmt: skip
 
-            row = await self._in_directory(parent.node, create)
-            self.ns.contents.put(row.id, row.version, content)
-            node = self._take_new(parent.node, name, path, row)
+            node = await self._make(parent.node, name, path, create)
         except FsError as error:
             self._refused("create", error, path)
             raise
@@ -354,6 +363,10 @@ class Names:
                 if tries > 1 or source.gone or new_directory.gone or before == (source.path, new_directory.path):
                     raise
         self._renamed(directory, source, new_directory, new_name, target, row, mode)
+        for each in {directory, new_directory}:
+            # Others moved something there before our answer was here: the kernel, which believes in our move from
+            # now on, is told what there is.
+            await self.ns.load_again(each)
 
     def _renamed(
         self,

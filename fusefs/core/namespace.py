@@ -89,6 +89,13 @@ class Namespace:
             except Unavailable:
                 _log.info("namespace.barrier_lost", agent=self.agent_id)
 
+    async def ask_quota(self) -> None:
+        """Bring the quota up to date, if Postgres answers: it charges the commit in any case."""
+        try:
+            await self.usage.ask(self.db, self.tenant_id, self.agent_id)
+        except Unavailable:
+            _log.info("namespace.quota_unknown", agent=self.agent_id)
+
     # -- Metadata ----------------------------------------------------------------------------------
 
     async def load(self, directory: Node) -> None:
@@ -129,6 +136,15 @@ class Namespace:
                 directory.touched = None
                 del self._loading[directory]
                 event.set()
+
+    async def load_again(self, directory: Node) -> None:
+        """Load a directory that became doubtful during a change which succeeded, and tell the kernel; if Postgres
+        does not answer, the next look-up asks."""
+        try:
+            if self.live:
+                await self.load(directory)
+        except FsError as error:
+            _log.info("namespace.not_loaded", agent=self.agent_id, error=type(error).__name__)
 
     def _fill(self, directory: Node, listing: files.Listing) -> None:
         for entry in listing.entries:
@@ -274,9 +290,9 @@ class Namespace:
                 old_parent, old_name = source.parent, source.name
                 self.tree.send_away(source, row.path)
                 self.tree.attach(target, old_parent, old_name)
-                target.ctime_ns = max(target.ctime_ns, row.ctime_ns)
+                target.moved(row)
             self.tree.attach(source, directory, name)
-            source.ctime_ns = max(source.ctime_ns, row.ctime_ns)
+            source.moved(row)
             return False
         taken_over = row.id != source.id
         before = source.version
@@ -287,9 +303,9 @@ class Namespace:
             self.tree.distrust(directory)
         displaced = self.tree.attach(source, directory, name)
         if displaced is not None and displaced.kind is Kind.DIR:
-            self.tree.bury(displaced.id, displaced.version)
+            self.tree.bury(displaced.id, displaced.version + 1)
         if not taken_over:
-            source.ctime_ns = max(source.ctime_ns, row.ctime_ns)
+            source.moved(row)
             return False
         content = self.contents.get(source.id, before)
         self.tree.bury(source.id, before + 1)
@@ -328,10 +344,10 @@ class Namespace:
         """Drop the remembered absence of a name. Only where it was answered: dropping a dentry that is
         right by now would take the working directory away from a process in it."""
         for view in self.views:
-            if view is by:
-                continue
             directory = self.table.known(view, parent.ino)
-            if directory is not None and directory.node is parent and directory.forget_absent(name):
+            if directory is None or directory.node is not parent:
+                continue
+            if directory.forget_absent(name) and view is not by:
                 self.kernel.invalidate_entry(directory.kino, name)
 
     def name_gone(self, parent: Node, name: str, node: Node, by: object = None) -> None:

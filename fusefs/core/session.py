@@ -131,7 +131,7 @@ class Session:
             return
         if self.settings.require_read:
             raise StaleVersion("this session has not read it; read it before you replace it", path=node.path)
-        if self._resumed_ns is not None and node.ctime_ns > self._resumed_ns:
+        if self._resumed_ns is not None and node.changed_ns > self._resumed_ns:
             raise StaleVersion(
                 "changed by others since this session began; read it before you replace it", path=node.path
             )

@@ -33,10 +33,13 @@ class Node:
     daemon that made an orphan of the node; None: others did. `pins` counts what keeps the node in
     memory: the kernel's inodes and open handles. `row_ino` is the incarnation in Postgres; another than
     `ino` where two sessions made the same log at once, and this one's file turned out to be the other's.
+    `changed_ns` is the row's `updated_at`, by the clock of Postgres: it orders the states of one version.
+    `ctime_ns` is what is shown; a directory's follows the changes in it, by this machine's clock.
     """
 
     __slots__ = (
         "atime_ns",
+        "changed_ns",
         "children",
         "ctime_ns",
         "generation",
@@ -77,6 +80,7 @@ class Node:
         self.gid: int | None = None
         self.mtime_ns = 0
         self.ctime_ns = 0
+        self.changed_ns = 0
         self.atime_ns: int | None = None
         self.session = ""
         self.children: dict[str, Node] = {}
@@ -108,6 +112,15 @@ class Node:
     def committed(self) -> bool:
         return self.version != UNCOMMITTED
 
+    def is_before(self, version: int, changed_ns: int) -> bool:
+        """Whether another state of the row is not older than the one that is known."""
+        return (self.version, self.changed_ns) <= (version, changed_ns)
+
+    def moved(self, row: NodeRow) -> None:
+        """Take what a rename leaves behind."""
+        self.changed_ns = max(self.changed_ns, row.ctime_ns)
+        self.ctime_ns = max(self.ctime_ns, row.ctime_ns)
+
     def update(self, row: NodeRow) -> None:
         """Take the metadata of a row that is not older."""
         self.id = row.id
@@ -118,7 +131,8 @@ class Node:
         self.gid = row.gid
         if row.kind is not Kind.DIR or row.mtime_ns > self.mtime_ns:
             self.mtime_ns = row.mtime_ns
-        self.ctime_ns = row.ctime_ns
+        self.changed_ns = row.ctime_ns
+        self.ctime_ns = max(self.ctime_ns, row.ctime_ns) if row.kind is Kind.DIR else row.ctime_ns
         self.session = row.session
 
     def walk(self) -> Iterator[Node]:
@@ -248,7 +262,7 @@ class Tree:
             node = Node(row.id, row.kind, row.ino, name, None)
             node.update(row)
             self.add(node, parent, name)
-        elif row.version > node.version or (row.version == node.version and row.ctime_ns >= node.ctime_ns):
+        elif node.is_before(row.version, row.ctime_ns):
             node.update(row)
             if node.parent is not parent or node.name != name:
                 self.attach(node, parent, name)

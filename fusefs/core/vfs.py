@@ -216,7 +216,10 @@ class SessionFs(Filesystem):
             await namespaces.set_root_attrs(self.ns.db, self.scope, attrs)
             node.ctime_ns = now_ns()
         elif not node.gone:
-            node.ctime_ns = await files.set_attrs(self.ns.db, self.scope, node.path, node.id, attrs)
+            changed_ns = await files.set_attrs(self.ns.db, self.scope, node.path, node.id, attrs)
+            if not node.is_before(node.version, changed_ns):
+                return  # others' change came after this one, and was announced before its answer was here
+            node.changed_ns, node.ctime_ns = changed_ns, max(node.ctime_ns, changed_ns)
         if attrs.mode is not None:
             node.mode = attrs.mode
         node.uid = node.uid if attrs.uid is None else attrs.uid
@@ -284,7 +287,8 @@ class SessionFs(Filesystem):
         else:
             await self.io.release(handle)
 
-    def space(self) -> Space:
+    async def space(self) -> Space:
+        await self.ns.ask_quota()
         usage = self.ns.usage
         total = _UNLIMITED if usage.quota_bytes is None else usage.quota_bytes
         free = max(total - usage.bytes, 0)

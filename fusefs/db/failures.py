@@ -13,8 +13,6 @@ from psycopg import pq
 
 from fusefs.rules.errors import (
     BadPath,
-    Corrupt,
-    Denied,
     Exists,
     FsError,
     IsADirectory,
@@ -25,7 +23,6 @@ from fusefs.rules.errors import (
     PathTooLong,
     SchemaMismatch,
     StaleVersion,
-    TooLarge,
     Unavailable,
 )
 
@@ -51,11 +48,8 @@ _OURS: dict[str, type[FsError]] = {
     "FS004": IsADirectory,
     "FS005": NotEmpty,
     "FS006": StaleVersion,
-    "FS007": Denied,
-    "FS008": TooLarge,
     "FS009": OverQuota,
     "FS010": BadPath,
-    "FS011": Corrupt,
     "FS012": PathTooLong,
 }
 """The states that our own SQL raises; their message is ours too and is passed on."""

@@ -36,7 +36,7 @@ _Late = tuple[float, int, _Call]
 
 
 class KernelCaches:
-    """Implements `core.inodes.Kernel` for one mount."""
+    """Implements `core.attributes.Kernel` for one mount."""
 
     def __init__(self) -> None:
         self._queues: list[queue.SimpleQueue[_Call | None]] = [queue.SimpleQueue() for _ in range(_THREADS)]
@@ -61,10 +61,6 @@ class KernelCaches:
         for calls in self._queues:
             calls.put(None)
         self._late.put(None)
-
-    @property
-    def pending(self) -> int:
-        return sum(calls.qsize() for calls in self._queues)
 
     def invalidate_inode(self, kino: int, *, attr_only: bool = False) -> None:
         self._put(kino, pyfuse3.invalidate_inode, (kino, attr_only))

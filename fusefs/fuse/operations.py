@@ -290,7 +290,7 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
-        space = self._root.space()
+        space = await self._root.space()
         data = pyfuse3.StatvfsData()
         data.f_bsize = data.f_frsize = _IO_BLOCK
         data.f_blocks = space.total_bytes // _IO_BLOCK

@@ -21,7 +21,7 @@ from fusefs.rules.config import Limits
 from fusefs.rules.errors import Exists, NotFound
 from fusefs.rules.model import Attrs, Kind
 from fusefs.rules.scope import Scope
-from fusefs.store import files, namespaces, versions
+from fusefs.store import files, versions
 
 _LIST_NODES = query("list_nodes")
 _FETCH_NODES = query("fetch_nodes")
@@ -98,17 +98,16 @@ async def _fetch(db: Database, scope: Scope, ids: list[str]) -> list[Entry]:
 
 
 class Importer:
-    """Puts entries into a namespace; made by `open_importer`.
+    """Puts entries into a namespace.
 
     Args:
         replace: whether a file with other content may be replaced. The version replaced stays in the history.
     """
 
-    def __init__(self, db: Database, scope: Scope, limits: Limits, usage: namespaces.Usage, *, replace: bool) -> None:
+    def __init__(self, db: Database, scope: Scope, limits: Limits, *, replace: bool) -> None:
         self._db = db
         self._scope = scope
         self._limits = limits
-        self._usage = usage
         self._replace = replace
         self._inos: list[int] = []
         self._directories: set[str] = {"/"}
@@ -142,7 +141,6 @@ class Importer:
             )
         if Kind.DIR in (node.kind, entry.kind):
             raise Exists(f"a {node.kind.value} is there, the archive has a {entry.kind.value}", path=path)
-        self._usage.check(path, len(entry.content) - node.size)
         if node.kind is Kind.FILE and entry.kind is Kind.FILE:
             await files.write(
                 self._db, self._scope, self._limits, path, node.id, node.version, entry.content, attrs=attrs
@@ -150,7 +148,6 @@ class Importer:
         else:
             await files.delete(self._db, self._scope, path, node.id)
             await self._make(path, entry, attrs)
-        self._usage.add(0, len(entry.content) - node.size)
         return True
 
     async def read(self, path: str) -> bytes:
@@ -162,7 +159,6 @@ class Importer:
         return found[node.id][1]
 
     async def _make(self, path: str, entry: Entry, attrs: Attrs) -> None:
-        self._usage.check(path, len(entry.content))
         if not self._inos:
             self._inos = await files.reserve_inos(self._db, self._scope.tenant_id, _INO_BLOCK)
         ino = self._inos.pop()
@@ -173,7 +169,6 @@ class Importer:
             await files.create(
                 self._db, self._scope, self._limits, path, entry.content, ino=ino, kind=entry.kind, attrs=attrs
             )
-        self._usage.add(1, len(entry.content))
 
     async def _make_parents(self, path: str) -> None:
         parent = paths.split(path)[0]
@@ -186,11 +181,3 @@ class Importer:
             return True
         found = (await files.read(self._db, self._scope, [node_id])).get(node_id)
         return found is not None and found[1] == entry.content
-
-
-async def open_importer(db: Database, scope: Scope, limits: Limits, *, replace: bool) -> Importer:
-    """An importer that knows the namespace's quota. Raises UnknownScope."""
-    namespace = await namespaces.open_namespace(db, scope.tenant_id, scope.agent_id)
-    usage = namespaces.Usage(namespace.quota_bytes)
-    await usage.measure(db, scope.tenant_id, scope.agent_id)
-    return Importer(db, scope, limits, usage, replace=replace)

@@ -17,6 +17,7 @@ RULES = {
     "parents": ("every parent exists and is a directory", query("check_parents")),
     "paths": ("every path is absolute, normalised and outside /.fusefs", query("check_paths")),
     "sizes": ("every size is that of its one content", query("check_sizes")),
+    "usage": ("a namespace with a quota is charged with what its files have", query("check_usage")),
     "kinds": ("directories, FIFOs and sockets have no content", query("check_kinds")),
     "incarnations": ("no two rows share an inode number", query("check_incarnations")),
     "newest": ("the newest row of a file's history is its version", query("check_newest")),

@@ -560,7 +560,7 @@ async def _find_write(db: Database, scope: Scope, write_id: str) -> list[Row]:
 
 async def _confirm_write(db: Database, scope: Scope, write_id: str, mtime_ns: int) -> list[Row] | None:
     done = await _find_write(db, scope, write_id)
-    return [(done[0][0], done[0][1], done[0][2], mtime_ns, mtime_ns)] if done else None
+    return [(*done[0][:3], mtime_ns, done[0][3])] if done else None
 
 
 async def _version_at(db: Database, scope: Scope, path: str) -> int | None:

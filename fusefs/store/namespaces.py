@@ -7,6 +7,7 @@ Threading: the functions are stateless. `Usage` belongs to one trio thread.
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,11 +23,13 @@ from fusefs.store import files
 
 _OPEN_NAMESPACE = query("open_namespace")
 _MEASURE_USAGE = query("measure_usage")
+_FETCH_QUOTA = query("fetch_quota")
 _OPEN_SESSION = query("open_session")
 _END_SESSION = query("end_session")
 _LIST_SESSIONS = query("list_sessions")
 _SET_ROOT_ATTRS = query("set_root_attrs")
 _TOUCH_DIRECTORIES = query("touch_directories")
+_ASK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,27 +108,46 @@ async def touch_directories(db: Database, tenant_id: str, agent_id: str, mtimes:
 
 
 class Usage:
-    """Files and bytes of a namespace: measured once, then kept by each change and each announcement.
+    """Files and bytes of a namespace, for statfs and for an early refusal.
 
-    The quota is therefore exact for one daemon, and late by an announcement for several.
+    Kept by each change and each announcement, and therefore late by an announcement; the quota itself is kept
+    by Postgres, which charges each change (`fusefs_announce_v1`).
     """
 
-    __slots__ = ("bytes", "files", "measured", "quota_bytes")
+    __slots__ = ("_asked_at_s", "bytes", "files", "measured", "quota_bytes")
 
     def __init__(self, quota_bytes: int | None) -> None:
         self.quota_bytes = quota_bytes
         self.files = 0
         self.bytes = 0
         self.measured = False
+        self._asked_at_s = -math.inf
 
     async def measure(self, db: Database, tenant_id: str, agent_id: str) -> None:
+        """Count everything: O(files)."""
         rows = await db.run(tenant_id, _MEASURE_USAGE, tenant_id, agent_id)
         self.files, self.bytes = rows[0]
         self.measured = True
 
+    async def ask(self, db: Database, tenant_id: str, agent_id: str) -> None:
+        """Bring the quota, and what is used of it, up to date; at most once a second."""
+        now_s = time.monotonic()
+        if now_s - self._asked_at_s < _ASK_S:
+            return
+        self._asked_at_s = now_s
+        rows = await db.run(tenant_id, _FETCH_QUOTA, tenant_id, agent_id)
+        if rows:
+            self.quota_bytes, used = rows[0]
+            if self.quota_bytes is not None:
+                self.bytes = used
+
+    def is_over(self, growth: int) -> bool:
+        """Whether a growth in bytes would exceed the quota, as far as is known. Shrinking never does."""
+        return self.quota_bytes is not None and growth > 0 and self.bytes + growth > self.quota_bytes
+
     def check(self, path: str, growth: int) -> None:
-        """Refuse growth over the quota. Raises OverQuota. Shrinking is always allowed."""
-        if self.quota_bytes is not None and growth > 0 and self.bytes + growth > self.quota_bytes:
+        """Raises OverQuota where `is_over`."""
+        if self.is_over(growth):
             raise OverQuota(f"{self.bytes + growth} bytes, the quota is {self.quota_bytes}", path=path)
 
     def add(self, files: int, size_bytes: int) -> None:

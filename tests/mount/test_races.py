@@ -260,3 +260,48 @@ def test_open_file_after_announcements_were_lost(duo: Duo) -> None:
                 eventually(lambda side=side, text=text: (side / "f").read_text() == text, "the new text")
             eventually(lambda text=text: os.pread(file.fileno(), 100, 0) == text.encode(), "the new text, open file")
     assert os.stat(path).st_size == len(text)
+
+
+def test_symlink_as_a_lock(duo: Duo) -> None:
+    """Emacs and others lock so: one winner, and it reads what the last holder wrote."""
+    (duo.a / "data").write_bytes(b"0")
+    for number in range(1, 20):
+        holder, next_one = (duo.a, duo.b) if number % 2 else (duo.b, duo.a)
+        eventually(lambda side=holder: errno_of(lambda: os.symlink("me", side / "lock")) == 0, "the lock is free")
+        assert errno_of(lambda side=next_one: os.symlink("me", side / "lock")) == errno.EEXIST
+        assert (holder / "data").read_bytes() == str(number - 1).encode()
+        (holder / "data").write_bytes(str(number).encode())
+        os.unlink(holder / "lock")
+
+
+def test_names_that_were_looked_up_and_then_made_are_not_remembered_as_absent(duo: Duo) -> None:
+    """More than the kernel may remember of one directory as missing (10,000 names) pass through here."""
+    directory = duo.a / "d"
+    directory.mkdir()
+    for number in range(300):
+        (directory / f"f{number}").write_bytes(b"")
+        os.unlink(directory / f"f{number}")
+    assert not os.path.exists(directory / "later")
+    (duo.b / "d" / "later").write_bytes(b"x")
+    eventually(lambda: os.path.exists(directory / "later"), "the name that was missing")
+
+
+def test_chmod_of_a_directory_in_the_other_session(duo: Duo) -> None:
+    """The directory's shown ctime is this machine's; what orders its states is Postgres's."""
+    (duo.a / "d").mkdir()
+    for number in range(20):
+        (duo.a / "d" / f"f{number}").write_bytes(b"x")
+        mode = 0o700 + number
+        os.chmod(duo.b / "d", mode)
+        eventually(lambda mode=mode: os.stat(duo.a / "d").st_mode & 0o777 == mode, "the mode")
+
+
+def test_directory_replaced_by_a_rename_does_not_come_back(duo: Duo) -> None:
+    for number in range(10):
+        (duo.a / f"old{number}").mkdir()
+        eventually(lambda number=number: (duo.b / f"old{number}").is_dir(), "the directory in the other session")
+        (duo.a / f"new{number}").mkdir()
+        (duo.a / f"new{number}" / "in").write_bytes(b"x")
+        os.rename(duo.a / f"new{number}", duo.a / f"old{number}")
+        for side in (duo.a, duo.b):
+            eventually(lambda side=side, number=number: os.listdir(side / f"old{number}") == ["in"], "its new entries")

@@ -43,10 +43,7 @@ delete from agents where tenant_id = $1::uuid and id = $2::uuid returning id;
 
 -- name: set_quotas
 -- Quotas of a namespace in bytes; null leaves one alone, -1 removes it.
-update agent_namespaces set
-  quota_bytes = case $3::bigint when -1 then null else coalesce($3::bigint, quota_bytes) end,
-  history_quota_bytes = case $4::bigint when -1 then null else coalesce($4::bigint, history_quota_bytes) end
-where tenant_id = $1::uuid and agent_id = $2::uuid;
+select fusefs_set_quotas_v1($1::uuid, $2::uuid, $3::bigint, $4::bigint);
 
 -- name: measure_namespace
 -- Files, bytes, kept bytes of the history, changes, conflicts and quotas of a namespace.
@@ -198,6 +195,13 @@ where tenant_id = $1::uuid and agent_id = $2::uuid
   and (size_bytes <> case when content_bytes is null then octet_length(content) else octet_length(content_bytes) end
     or (content_bytes is not null and content <> ''))
 order by path limit 100;
+
+-- name: check_usage
+-- Namespaces with a quota whose use is not what their files have.
+select '/', 'it is charged with ' || n.used_bytes || ' bytes, its files have ' || coalesce(sum(f.size_bytes), 0)
+from agent_namespaces n left join agent_files f on f.tenant_id = n.tenant_id and f.agent_id = n.agent_id
+where n.tenant_id = $1::uuid and n.agent_id = $2::uuid and n.quota_bytes is not null
+group by n.used_bytes having n.used_bytes <> coalesce(sum(f.size_bytes), 0);
 
 -- name: check_kinds
 -- Directories, FIFOs and sockets with content.

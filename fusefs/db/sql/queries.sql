@@ -124,7 +124,8 @@ where tenant_id = $1::uuid and agent_id = $2::uuid;
 
 -- name: find_write
 -- Whether a change was applied, by its write_id.
-select file_id, version, size_bytes from agent_file_versions where tenant_id = $1::uuid and agent_id is not distinct from $2::uuid and write_id = $3::uuid;
+select file_id, version, size_bytes, (extract(epoch from at) * 1000000)::bigint * 1000
+from agent_file_versions where tenant_id = $1::uuid and agent_id is not distinct from $2::uuid and write_id = $3::uuid;
 
 -- name: find_claim
 -- Whether a claim was applied, by its write_id.
@@ -149,6 +150,10 @@ select channel, quota_bytes, root_mode, root_uid, root_gid, root_mtime_ns from m
 -- Files and bytes of a namespace.
 select count(*), coalesce(sum(size_bytes), 0)::bigint
 from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid;
+
+-- name: fetch_quota
+-- The quota of a namespace, null for none, and what is used of it.
+select quota_bytes, used_bytes from agent_namespaces where tenant_id = $1::uuid and agent_id = $2::uuid;
 
 -- name: open_session
 -- Note that a session is open; says when it began and whether it was known before.

@@ -35,7 +35,7 @@ create unique index if not exists agents_tenant_slug_idx on agents (tenant_id, s
 
 -- One row per agent: what the file system must know of a namespace as a whole.
 --   channel      the NOTIFY channel: 128 random bits, since LISTEN knows no row-level security
---   quota_bytes  null: no quota
+--   quota_bytes  null: no quota; used_bytes is kept by trigger while there is one, and means nothing otherwise
 --   root_*       mode, owner and mtime of the root directory, which has no row in agent_files;
 --                root_uid and root_gid null: whoever mounts
 create table agent_namespaces (
@@ -43,6 +43,7 @@ create table agent_namespaces (
   agent_id uuid not null references agents (id) on delete cascade,
   channel text not null default 'fusefs_' || md5(gen_random_uuid()::text || gen_random_uuid()::text),
   quota_bytes bigint,
+  used_bytes bigint not null default 0,
   history_quota_bytes bigint,
   root_mode int not null default 493,
   root_uid bigint,
@@ -211,23 +212,34 @@ $$;
 grant select on tenants, agents to fusefs_daemon;
 grant usage on sequence fusefs_ino to fusefs_daemon;
 
--- Tell the mounts. Here and in the triggers a function is called by an assignment, which plpgsql evaluates by
+-- Charge a change to the namespace's quota (raises FS009), and tell the mounts: both need the namespace's row. Here and in the triggers a function is called by an assignment, which plpgsql evaluates by
 -- itself; `perform` would start the executor for each. An announcement is a hint: it can invalidate, it grants nothing, it carries no
 -- content. NOTIFY refuses 8000 bytes and would abort the writer: the finished payload is measured.
 create function fusefs_announce_v1(
   p_tenant uuid, p_agent uuid, p_op text, p_path text, p_old_path text, p_id uuid, p_kind text, p_ino bigint,
   p_version int, p_size int, p_mode int, p_uid bigint, p_gid bigint, p_mtime_ns bigint, p_updated_at timestamptz,
-  p_session text, p_old_size int
+  p_session text, p_old_size int, p_growth int
 ) returns boolean language plpgsql as $$
 declare
   v_channel text;
+  v_quota bigint;
+  v_used bigint;
   v_payload text;
   v_sent text;
 begin
-  select channel into v_channel from agent_namespaces where tenant_id = p_tenant and agent_id = p_agent;
+  select channel, quota_bytes into v_channel, v_quota from agent_namespaces
+    where tenant_id = p_tenant and agent_id = p_agent;
   if not found then
     insert into agent_namespaces (tenant_id, agent_id) values (p_tenant, p_agent) on conflict do nothing;
     return false;
+  end if;
+  if v_quota is not null and p_growth <> 0 then
+    -- Locks the row until the end of the transaction: writers of a namespace with a quota go one after the other.
+    update agent_namespaces set used_bytes = used_bytes + p_growth
+      where tenant_id = p_tenant and agent_id = p_agent returning used_bytes into v_used;
+    if p_growth > 0 and v_used > v_quota then
+      raise exception '% bytes, the quota is %', v_used, v_quota using errcode = 'FS009';
+    end if;
   end if;
   v_payload := json_build_array(coalesce(current_setting('fusefs.origin', true), ''), p_op, p_path, p_old_path, p_id,
     p_kind, p_ino, p_version, p_size, p_mode, p_uid, p_gid, p_mtime_ns,
@@ -368,7 +380,7 @@ begin
         new.mode, new.updated_by, new.updated_session, new.write_id);
   end if;
   v_told := fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new.path, null, new.id, new.kind, new.ino,
-    new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, null);
+    new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, null, new.size_bytes);
   return null;
 end
 $$;
@@ -404,7 +416,8 @@ begin
       case when v_state = 'text' then old.content end, case when v_state = 'bytes' then old.content_bytes end);
   if not v_rename then
     v_told := fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new.path, null, new.id, new.kind, new.ino,
-    new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, old.size_bytes);
+    new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, old.size_bytes,
+    new.size_bytes - old.size_bytes);
   end if;
   return null;
 end
@@ -424,10 +437,10 @@ begin
       raise exception 'a directory moves with what is in it' using errcode = 'FS005';
     end if;
     v_told := fusefs_announce_v1(new.tenant_id, new.agent_id, 'rename', new.path, old.path, new.id, new.kind, new.ino,
-    new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, old.size_bytes);
+    new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, old.size_bytes, 0);
   else
     v_told := fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new.path, null, new.id, new.kind, new.ino,
-    new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, old.size_bytes);
+    new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, old.size_bytes, 0);
   end if;
   return null;
 end
@@ -466,7 +479,8 @@ begin
   end if;
   if v_op = 'delete' then
     v_told := fusefs_announce_v1(old.tenant_id, old.agent_id, 'delete', old.path, null, old.id, old.kind, old.ino,
-    old.version + 1, old.size_bytes, old.mode, old.uid, old.gid, old.mtime_ns, old.updated_at, old.updated_session, old.size_bytes);
+    old.version + 1, old.size_bytes, old.mode, old.uid, old.gid, old.mtime_ns, old.updated_at, old.updated_session, old.size_bytes,
+    -old.size_bytes);
   end if;
   return null;
 end
@@ -510,6 +524,22 @@ begin
       where tenant_id = p_tenant and agent_id is not distinct from p_agent and id = p_ids[i] and kind = 'dir'
       and mtime_ns < p_mtimes_ns[i];
   end loop;
+end
+$$;
+
+-- Set quotas in bytes: null leaves one alone, -1 removes it. What is used is counted while nobody writes.
+create function fusefs_set_quotas_v1(p_tenant uuid, p_agent uuid, p_quota bigint, p_history_quota bigint) returns void
+  language plpgsql set lock_timeout = '5s' as $$
+begin
+  if p_quota >= 0 then
+    lock table agent_files in share row exclusive mode;
+  end if;
+  update agent_namespaces set
+    quota_bytes = case p_quota when -1 then null else coalesce(p_quota, quota_bytes) end,
+    history_quota_bytes = case p_history_quota when -1 then null else coalesce(p_history_quota, history_quota_bytes) end,
+    used_bytes = case when p_quota >= 0 then (select coalesce(sum(size_bytes), 0) from agent_files
+      where tenant_id = p_tenant and agent_id = p_agent) else used_bytes end
+    where tenant_id = p_tenant and agent_id = p_agent;
 end
 $$;
 
@@ -576,6 +606,7 @@ declare
   v_to uuid;
   v_id uuid;
   v_replaced boolean;
+  v_replaced_size int := 0;
   v_spare text;
 begin
   v_set := set_config('fusefs.quiet', 'on', true);
@@ -634,6 +665,7 @@ begin
     perform fusefs_move_v1(p_tenant, p_agent, d.kind, p_to, p_from);
     perform fusefs_move_v1(p_tenant, p_agent, s.kind, v_spare, p_to);
   elsif v_replaced and s.kind <> 'dir' then
+    v_replaced_size := d.size_bytes;
     -- The source row goes first: its write_id row and the target's must not be the same one.
     v_set := set_config('fusefs.delete_op', 'moved', true);
     delete from agent_files where tenant_id = p_tenant and id = s.id;
@@ -664,7 +696,8 @@ begin
   end if;
   v_told := fusefs_announce_v1(d.tenant_id, d.agent_id, case when p_mode = 'exchange' then 'exchange' else 'rename' end,
     d.path, p_from, d.id, d.kind, d.ino, d.version, d.size_bytes, d.mode, d.uid, d.gid, d.mtime_ns, d.updated_at,
-    d.updated_session, case when v_replaced and p_mode = '' then s.size_bytes else 0 end);
+    d.updated_session, case when v_replaced and p_mode = '' then s.size_bytes else 0 end,
+    -v_replaced_size);
   return next d;
 end
 $$;
