@@ -7,6 +7,7 @@ asserts a time.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -48,6 +49,12 @@ def _settled(path: Path) -> None:
     """RELEASE is asynchronous: an answer to a later request of the file shows that it was handled."""
     os.stat(path)
     os.listdir(path.parent)
+
+
+def test_memory_of_an_idle_mount(mount: harness.MountFactory) -> None:
+    daemon = mount(session="idle")
+    resident_kb = re.findall(r"^Rss: +(\d+) kB", Path(f"/proc/{daemon.pid}/smaps_rollup").read_text(), re.M)
+    assert int(resident_kb[0]) < 80 * 1024
 
 
 def test_create_write_close(cost: harness.Mount, root: Path) -> None:
