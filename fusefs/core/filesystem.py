@@ -261,6 +261,9 @@ class Filesystem:
         """How long, in s, the kernel may remember that a name is absent."""
         return 0.0
 
+    def refuse_name(self, parent: Inode, name: str, error: FsError) -> None:
+        """Tell, where somebody can read it, that a name was refused."""
+
     async def setattr(self, inode: Inode, change: SetAttr, handle: Handle | None, caller: Caller) -> None:
         raise Denied("this file is made by the file system")
 

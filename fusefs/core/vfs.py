@@ -230,6 +230,9 @@ class SessionFs(Filesystem):
                 self.ns.directory_times_set(node)
         self.ns.attrs_changed(node, by=self)
 
+    def refuse_name(self, parent: Inode, name: str, error: FsError) -> None:
+        self.session.refuse("name", paths.join(parent.node.path, name), error)
+
     # -- Names -------------------------------------------------------------------------------------
 
     async def create(self, parent: Inode, name: str, mode: int, flags: int, caller: Caller) -> tuple[Inode, Opened]:

@@ -56,11 +56,14 @@ def handler(function: F) -> F:
     return wrapper  # type: ignore[return-value]
 
 
-def _name(raw: bytes) -> str:
+def _name(parent: Inode, raw: bytes) -> str:
+    """A name as text. Raises BadName, and has the directory's owner tell it: the number alone says little."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        raise BadName from None
+        error = BadName()
+        parent.owner.refuse_name(parent, raw.decode(errors="backslashreplace"), error)
+        raise error from None
 
 
 def _caller(ctx: RequestContext) -> Caller:
@@ -171,27 +174,27 @@ class Operations(pyfuse3.Operations):
         kind = _SPECIAL.get(stat_bits.S_IFMT(mode))
         if kind is None:
             raise FUSEError(errno.EPERM)
-        return self._answer(await parent.owner.mknod(parent, _name(name), kind, mode, _caller(ctx)))
+        return self._answer(await parent.owner.mknod(parent, _name(parent, name), kind, mode, _caller(ctx)))
 
     @handler
     async def mkdir(self, parent_inode: InodeT, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
         parent = self._table.get(parent_inode)
-        return self._answer(await parent.owner.mkdir(parent, _name(name), mode, _caller(ctx)))
+        return self._answer(await parent.owner.mkdir(parent, _name(parent, name), mode, _caller(ctx)))
 
     @handler
     async def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
         parent = self._table.get(parent_inode)
-        await parent.owner.unlink(parent, _name(name))
+        await parent.owner.unlink(parent, _name(parent, name))
 
     @handler
     async def rmdir(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
         parent = self._table.get(parent_inode)
-        await parent.owner.rmdir(parent, _name(name))
+        await parent.owner.rmdir(parent, _name(parent, name))
 
     @handler
     async def symlink(self, parent_inode: InodeT, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
         parent = self._table.get(parent_inode)
-        return self._answer(await parent.owner.symlink(parent, _name(name), target, _caller(ctx)))
+        return self._answer(await parent.owner.symlink(parent, _name(parent, name), target, _caller(ctx)))
 
     @handler
     async def rename(
@@ -208,14 +211,16 @@ class Operations(pyfuse3.Operations):
             raise BadPath("unknown flags of rename")
         if parent.owner is not new_parent.owner:
             raise FUSEError(errno.EXDEV)
-        await parent.owner.rename(parent, _name(name_old), new_parent, _name(name_new), _RENAME_MODES[flags])
+        await parent.owner.rename(
+            parent, _name(parent, name_old), new_parent, _name(new_parent, name_new), _RENAME_MODES[flags]
+        )
 
     @handler
     async def link(
         self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext
     ) -> EntryAttributes:
         parent = self._table.get(new_parent_inode)
-        return self._answer(await parent.owner.link(parent, _name(new_name)))
+        return self._answer(await parent.owner.link(parent, _name(parent, new_name)))
 
     @handler
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
@@ -227,7 +232,7 @@ class Operations(pyfuse3.Operations):
         self, parent_inode: InodeT, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
         parent = self._table.get(parent_inode)
-        inode, opened = await parent.owner.create(parent, _name(name), mode, flags, _caller(ctx))
+        inode, opened = await parent.owner.create(parent, _name(parent, name), mode, flags, _caller(ctx))
         return _file_info(opened), self._answer(inode)
 
     @handler

@@ -6,8 +6,10 @@ names that only look alike.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -431,3 +433,26 @@ def test_agent_of_another_tenant_is_unknown(mount: harness.MountFactory) -> None
     )
     with pytest.raises(AssertionError, match="ended with 3"):
         mount(session="s", namespace=mixed)
+
+
+def test_name_that_is_not_utf8_is_explained(mount: harness.MountFactory) -> None:
+    mounted = mount(session=ME)
+    mounted.expect_log("refused")
+    with refused(errno.EILSEQ):
+        os.mkdir(os.path.join(os.fsencode(mounted.path), b"caf\xe9"))
+    assert "not valid UTF-8" in (mounted.path / ".fusefs" / "errors").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_end_a_mount_in_good_order(
+    mount: harness.MountFactory, namespace: harness.Namespace, number: signal.Signals
+) -> None:
+    mounted = mount(session=ME)
+    fd = os.open(mounted.path / "f", os.O_WRONLY | os.O_CREAT)
+    os.write(fd, b"unflushed")
+    mounted.process.send_signal(number)
+    mounted.wait()
+    with contextlib.suppress(OSError):
+        os.close(fd)
+    assert not harness.mounts_under(mounted.path)
+    assert namespace.execute("select content from agent_files where path = '/f'") == [("unflushed",)]
