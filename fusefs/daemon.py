@@ -118,7 +118,7 @@ async def _serve(spec: MountSpec, on_ready: Callable[[Ready], None]) -> None:
             try:
                 async with trio.open_nursery() as serving:
                     serving.start_soon(_stop_on_signal, kernel)
-                    serving.start_soon(mounted.keep_times)
+                    serving.start_soon(mounted.work_in_background)
                     serving.start_soon(_say_ready, kernel, scope, on_ready)
                     await kernel.serve()
                     serving.cancel_scope.cancel()

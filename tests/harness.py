@@ -297,6 +297,12 @@ class Counting:
     counts: Counts = field(default_factory=Counts)
 
 
+def status_at(root: Path) -> dict[str, Any]:
+    """What the daemon says of itself in the control directory of a session's root."""
+    found: dict[str, Any] = json.loads((root / ".fusefs" / "status").read_bytes())
+    return found
+
+
 class Mount:
     """A running `fusefs mount --foreground`, from its ready line to its end."""
 
@@ -376,8 +382,7 @@ class Mount:
 
     def status(self) -> dict[str, Any]:
         """What the daemon says of itself in its control directory."""
-        found: dict[str, Any] = json.loads((self.path / ".fusefs" / "status").read_bytes())
-        return found
+        return status_at(self.path)
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[Counting]:

@@ -181,13 +181,13 @@ class InodeTable:
         inode = self.inodes.get(kino)
         if inode is None:
             inode = self.inodes[kino] = owner.inodes[kino] = Inode(owner, node, kino)
-            node.pins += 1
+            node.inodes.append(inode)
         elif inode.node is not node:
             # The mirror lost track of the node and found it again: the kernel did not.
-            inode.node.pins -= 1
+            inode.node.inodes.remove(inode)
             inode.node = node
             inode.kernel_version = None
-            node.pins += 1
+            node.inodes.append(inode)
         return inode
 
     def forget(self, kino: int, lookups: int) -> None:
@@ -214,7 +214,7 @@ class InodeTable:
         if inode.lookups <= 0 and not inode.handles and self.inodes.get(inode.kino) is inode:
             del self.inodes[inode.kino]
             del inode.owner.inodes[inode.kino]
-            inode.node.pins -= 1
+            inode.node.inodes.remove(inode)
             inode.owner.forgotten(inode)
 
 

@@ -82,7 +82,6 @@ class Follower:
     def found(self) -> None:
         """LISTEN is in force again: everything is loaded afresh, and may be cached again."""
         self.ns.live = True
-        self.ns.usage.measured = False
         self.distrust_all()
 
     def distrust_all(self) -> None:

@@ -31,7 +31,7 @@ from fusefs.rules.errors import FsError, Unavailable
 from fusefs.rules.scope import Scope
 from fusefs.store import namespaces
 
-_STORE_TIMES_S = 2.0
+_ROUND_S = 2.0
 _LAST_STEPS_S = 1.0
 """What noting times and the ends of sessions may take beyond the deadline of the buffers."""
 _log = telemetry.get_logger()
@@ -60,7 +60,12 @@ class Mounted:
         self._opening = trio.Lock()
         self.rescue = RescueDirectory(settings.rescue_dir)
         self._inos: dict[str, Inos] = {}
+        # What the background has to look at, so that it does nothing for namespaces in which nothing happens.
+        self._unused: set[Namespace] = set()
+        self._unmeasured: set[Namespace] = set()
+        self._touched: set[Namespace] = set()
         self._next_index = 0
+        self._rounds = 0
 
     # -- Announcements -----------------------------------------------------------------------------
 
@@ -78,6 +83,7 @@ class Mounted:
         _log.info("follow.live", namespaces=len(self._followers))
         for follower in self._followers.values():
             follower.found()
+        self._unmeasured.update(self._namespaces.values())
 
     async def barrier(self) -> None:
         """See `Listener.barrier`. Raises Unavailable while announcements are not live."""
@@ -92,6 +98,7 @@ class Mounted:
         async with self._opening:
             found = self._namespaces.get((tenant_id, agent_id))
             if found is not None:
+                self._unused.discard(found)
                 return found
             assert self.listener is not None
             row = await namespaces.prepare(self.db, tenant_id, agent_id)
@@ -107,6 +114,7 @@ class Mounted:
                 barrier=self.barrier,
                 inos=inos,
                 rescue=self.rescue,
+                touched=self._touched,
                 max_nodes=self.settings.max_nodes,
             )
             follower = self._followers[row.channel] = Follower(ns, self.origin)
@@ -117,6 +125,7 @@ class Mounted:
                 raise
             follower.found()
             self._namespaces[tenant_id, agent_id] = ns
+            self._unmeasured.add(ns)
             return ns
 
     async def open_session(
@@ -129,7 +138,12 @@ class Mounted:
             on_forgotten: called when the kernel knows nothing of it any more.
         """
         ns = await self.namespace(scope.tenant_id, scope.agent_id)
-        resumed_ns = await namespaces.open_session(self.db, scope)
+        try:
+            resumed_ns = await namespaces.open_session(self.db, scope)
+        except BaseException:
+            if not ns.views:
+                self._unused.add(ns)
+            raise
         if index is None:
             self._next_index += 1
             index = self._next_index
@@ -147,6 +161,8 @@ class Mounted:
             if root is not None:
                 root.lookups = 0
                 self.table.release(root)
+        if not fs.ns.views:
+            self._unused.add(fs.ns)
 
     def status(self) -> dict[str, Any]:
         """What `.fusefs/status` and `fusefs status` show of this daemon."""
@@ -157,6 +173,7 @@ class Mounted:
             "live": self.listener.live,
             "sessions": len(self.sessions),
             "namespaces": len(self._namespaces),
+            "background_rounds": self._rounds,
             "nodes": sum(len(ns.tree) for ns in self._namespaces.values()),
             "inodes": len(self.table.inodes),
             "handles": len(self.table.handles),
@@ -175,19 +192,37 @@ class Mounted:
 
     # -- The background ----------------------------------------------------------------------------
 
-    async def measure_usage(self) -> None:
-        """Count each namespace once, beside the serving."""
-        for ns in list(self._namespaces.values()):
-            if not ns.usage.measured:
-                await self._tolerate(lambda ns=ns: ns.usage.measure(self.db, ns.tenant_id, ns.agent_id))  # type: ignore[misc]
-
-    async def keep_times(self) -> None:
-        """Store the times of changed directories every two seconds, and count new namespaces."""
+    async def work_in_background(self) -> None:
+        """Every two seconds store the times of changed directories, count new namespaces, and close those that no
+        session uses any more."""
         while True:
-            await self.measure_usage()
-            await trio.sleep(_STORE_TIMES_S)
-            for ns in list(self._namespaces.values()):
-                await self._tolerate(ns.store_times)
+            for ns in list(self._unmeasured):
+                self._unmeasured.discard(ns)
+                await self._tolerate(lambda ns=ns: ns.usage.measure(self.db, ns.tenant_id, ns.agent_id))  # type: ignore[misc]
+            await trio.sleep(_ROUND_S)
+            await self._store_times()
+            for ns in list(self._unused):
+                await self._close_namespace(ns)
+            self._rounds += 1
+
+    async def _store_times(self) -> None:
+        for ns in list(self._touched):
+            self._touched.discard(ns)
+            await self._tolerate(ns.store_times)
+
+    async def _close_namespace(self, ns: Namespace) -> None:
+        """Forget a namespace without sessions, and stop listening to it."""
+        async with self._opening:
+            self._unused.discard(ns)
+            if ns.views:
+                return  # a session was opened meanwhile
+            await self._tolerate(ns.store_times)
+            del self._namespaces[ns.tenant_id, ns.agent_id]
+            del self._followers[ns.channel]
+            self._unmeasured.discard(ns)
+            self._touched.discard(ns)
+            assert self.listener is not None
+            await self._tolerate(lambda: self.listener.unsubscribe(ns.channel))  # type: ignore[union-attr]
 
     async def _tolerate(self, work: Callable[[], Awaitable[None]]) -> None:
         """Postgres may be away; what is not done now is done the next time."""
@@ -213,8 +248,7 @@ class Mounted:
         for inode in given_up:
             await inode.owner.give_up(inode, Unavailable("Postgres did not take the write before the mount ended"))
         with trio.move_on_at(max(deadline, trio.current_time() + _LAST_STEPS_S)):
-            for ns in self._namespaces.values():
-                await self._tolerate(ns.store_times)
+            await self._store_times()
             for fs in self.sessions:
                 if not self.keeps_sessions:
                     await self._tolerate(lambda fs=fs: namespaces.end_session(self.db, fs.scope))  # type: ignore[misc]

@@ -36,6 +36,7 @@ class Namespace:
         barrier: returns when every announcement of what was committed before has been applied.
         inos: a shared stock of incarnation numbers.
         rescue: where bytes go that Postgres does not take.
+        touched: a set of the namespaces whose directory times are to be stored, to which this one adds itself.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Namespace:
         barrier: Callable[[], Awaitable[None]],
         inos: Inos,
         rescue: RescueDirectory,
+        touched: set[Namespace],
         max_nodes: int,
     ) -> None:
         self.db = db
@@ -66,6 +68,7 @@ class Namespace:
         self._barrier = barrier
         self.inos = inos
         self.rescue = rescue
+        self._all_touched = touched
         self.views: list[Filesystem] = []
         self.live = False
         # Raised when everything cached became doubtful: a listing asked for before is then asked for again.
@@ -327,39 +330,31 @@ class Namespace:
 
     def content_changed(self, node: Node, by: object = None) -> None:
         """Drop attributes and pages in every session but the one that wrote them."""
-        for view in self.views:
-            if view is not by:
-                inode = self.table.known(view, node.ino)
-                if inode is not None and inode.node is node:
-                    self.kernel.invalidate_inode(inode.kino)
+        for inode in self.inodes_of(node):
+            if inode.owner is not by:
+                self.kernel.invalidate_inode(inode.kino)
 
     def attrs_changed(self, node: Node, by: object = None) -> None:
-        for view in self.views:
-            if view is not by:
-                inode = self.table.known(view, node.ino)
-                if inode is not None and inode.node is node:
-                    self.kernel.invalidate_inode(inode.kino, attr_only=True)
+        for inode in self.inodes_of(node):
+            if inode.owner is not by:
+                self.kernel.invalidate_inode(inode.kino, attr_only=True)
 
     def name_appeared(self, parent: Node, name: str, by: object = None) -> None:
         """Drop the remembered absence of a name. Only where it was answered: dropping a dentry that is
         right by now would take the working directory away from a process in it."""
-        for view in self.views:
-            directory = self.table.known(view, parent.ino)
-            if directory is None or directory.node is not parent:
-                continue
-            if directory.forget_absent(name) and view is not by:
+        for directory in self.inodes_of(parent):
+            if directory.forget_absent(name) and directory.owner is not by:
                 self.kernel.invalidate_entry(directory.kino, name)
 
     def name_gone(self, parent: Node, name: str, node: Node, by: object = None) -> None:
         """Drop a name that was a node's, where the kernel knows the node."""
-        for view in self.views:
-            if view is by:
+        for inode in self.inodes_of(node):
+            if inode.owner is by:
                 continue
-            directory, inode = self.table.known(view, parent.ino), self.table.known(view, node.ino)
-            if directory is None or inode is None or directory.node is not parent or inode.node is not node:
-                continue
-            deleted = inode.kino if node.gone and node.kind is not Kind.DIR else 0
-            self.kernel.invalidate_entry(directory.kino, name, deleted)
+            directory = self.table.known(inode.owner, parent.ino)
+            if directory is not None and directory.node is parent:
+                deleted = inode.kino if node.gone and node.kind is not Kind.DIR else 0
+                self.kernel.invalidate_entry(directory.kino, name, deleted)
 
     # -- Directory times ---------------------------------------------------------------------------
 
@@ -369,6 +364,7 @@ class Namespace:
         directory.mtime_ns = directory.ctime_ns = max(now_ns(), directory.mtime_ns)
         if store:
             self._touched[directory.id] = directory.mtime_ns
+            self._all_touched.add(self)
 
     def directory_times_set(self, directory: Node) -> None:
         """Someone set the times on purpose, which no pending touch may undo."""
@@ -388,14 +384,14 @@ class Namespace:
                 self._touched.setdefault(node_id, mtime_ns)
             if root is not None:
                 self._touched.setdefault("", root)
+            self._all_touched.add(self)
             raise
 
     # -- Sessions ----------------------------------------------------------------------------------
 
     def inodes_of(self, node: Node) -> list[Inode]:
-        """The inodes of a node in all sessions."""
-        found = (self.table.known(view, node.ino) for view in self.views)
-        return [inode for inode in found if inode is not None and inode.node is node]
+        """The inodes of a node in the sessions that know it: what a change costs does not grow with the others."""
+        return list(node.inodes)
 
     def known_inodes(self) -> list[Inode]:
         return [inode for view in self.views for inode in view.inodes.values()]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import Any
 
 from fusefs.rules.model import Kind, NodeRow
 
@@ -30,11 +31,12 @@ class Node:
     `touched` collects the lineages that change while the directory is being loaded. `owner` is the
     session that made an uncommitted file; others do not see it.
     `revived`: it goes on with a lineage that the session deleted. `removed_by` is the session of this
-    daemon that made an orphan of the node; None: others did. `pins` counts what keeps the node in
-    memory: the kernel's inodes and open handles. `row_ino` is the incarnation in Postgres; another than
-    `ino` where two sessions made the same log at once, and this one's file turned out to be the other's.
-    `changed_ns` is the row's `updated_at`, by the clock of Postgres: it orders the states of one version.
-    `ctime_ns` is what is shown; a directory's follows the changes in it, by this machine's clock.
+    daemon that made an orphan of the node; None: others did. `inodes` are those by which the kernel and open
+    handles know the node, one for each session that looked (`filesystem.Inode`); they pin it in memory.
+    `row_ino` is the incarnation in Postgres; another than `ino` where two sessions made the same log at once,
+    and this one's file turned out to be the other's. `changed_ns` is the row's `updated_at`, by the clock of
+    Postgres: it orders the states of one version. `ctime_ns` is what is shown; a directory's follows the
+    changes in it, by this machine's clock.
     """
 
     __slots__ = (
@@ -47,6 +49,7 @@ class Node:
         "gone",
         "id",
         "ino",
+        "inodes",
         "kind",
         "loaded",
         "mode",
@@ -54,7 +57,6 @@ class Node:
         "name",
         "owner",
         "parent",
-        "pins",
         "removed_by",
         "revived",
         "row_ino",
@@ -91,7 +93,7 @@ class Node:
         self.removed_by: object | None = None
         self.revived = False
         self.where: str | None = None
-        self.pins = 0
+        self.inodes: list[Any] = []
         self.generation = secrets.randbits(32)
 
     @property
@@ -345,7 +347,7 @@ class Tree:
         directory.loaded = False
         self._loaded.pop(directory, None)
         for name, node in list(directory.children.items()):
-            if node.committed and not node.pins and not node.children:
+            if node.committed and not node.inodes and not node.children:
                 del directory.children[name]
                 if self.by_id.get(node.id) is node:
                     del self.by_id[node.id]

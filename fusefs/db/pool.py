@@ -3,6 +3,9 @@
 Decided here and only here: how many connections there are, who gets one next, what may be sent again
 after a failure, and how a write that must not happen twice is settled.
 
+Who waits for a connection waits in the queue of its flow (`flow`; a session of a mount is one), and the
+flows take turns: one that floods the pool delays the others by one statement, not by its whole queue.
+
 - `run` is for statements that may run twice (reads, idempotent updates): repeated after a lost
   connection, a deadlock or a serialization failure.
 - `write` is for one statement that must happen exactly once. After a connection is lost in flight the
@@ -21,6 +24,7 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import outcome
@@ -73,6 +77,43 @@ class PoolStatistics:
     waiting: int
     trips: int
     reconnects: int
+
+
+flow: ContextVar[int] = ContextVar("flow", default=0)
+"""For whom the current task works; set by a door before it asks anything."""
+
+
+class _Turns:
+    """Tasks that wait, by flow: first come, first served within one, and the flows in turn."""
+
+    def __init__(self) -> None:
+        # The order of the keys is the order of the turns.
+        self._queues: dict[int, deque[trio.lowlevel.Task]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, of: int, task: trio.lowlevel.Task) -> None:
+        self._queues.setdefault(of, deque()).append(task)
+        self._count += 1
+
+    def remove(self, of: int, task: trio.lowlevel.Task) -> None:
+        queue = self._queues[of]
+        queue.remove(task)
+        if not queue:
+            del self._queues[of]
+        self._count -= 1
+
+    def pop(self) -> trio.lowlevel.Task:
+        """The next task; its flow's next turn comes after everybody else's."""
+        of = next(iter(self._queues))
+        queue = self._queues.pop(of)
+        task = queue.popleft()
+        if queue:
+            self._queues[of] = queue
+        self._count -= 1
+        return task
 
 
 class _Backoff:
@@ -143,7 +184,7 @@ class Database:
         self._idle: list[Connection] = []
         self._all: set[Connection] = set()
         self._slots = 0  # connections that are open or being opened
-        self._waiting: deque[trio.lowlevel.Task] = deque()
+        self._waiting = _Turns()
         self._closed = False
         self._closed_trips = 0
         self._lost = 0
@@ -279,7 +320,7 @@ class Database:
             self._drop(conn)
         self._idle.clear()
         while self._waiting:
-            trio.lowlevel.reschedule(self._waiting.popleft(), outcome.Value(None))
+            trio.lowlevel.reschedule(self._waiting.pop(), outcome.Value(None))
 
     async def _once(self, tenant_id: str | None, query: Query, params: Sequence[Param]) -> list[Row]:
         conn = await self._acquire()
@@ -338,7 +379,7 @@ class Database:
                 failed = exc
 
     async def _acquire(self) -> Connection:
-        """The connection used last (its caches are warm), a new one, or the next that is given back: FIFO."""
+        """The connection used last (its caches are warm), a new one, or, in turn, the next that is given back."""
         conn = self._take_idle()
         if conn is not None:
             return conn
@@ -389,11 +430,11 @@ class Database:
 
     async def _wait_turn(self) -> Connection | None:
         """A connection that was given back, or None: a slot to open one in."""
-        task = trio.lowlevel.current_task()
-        self._waiting.append(task)
+        task, of = trio.lowlevel.current_task(), flow.get()
+        self._waiting.add(of, task)
 
         def abort(_: object) -> trio.lowlevel.Abort:
-            self._waiting.remove(task)
+            self._waiting.remove(of, task)
             return trio.lowlevel.Abort.SUCCEEDED
 
         given: Connection | None = await trio.lowlevel.wait_task_rescheduled(abort)
@@ -404,13 +445,13 @@ class Database:
             self._drop(conn, lost=True)
             self._pass_slot()
         elif self._waiting:
-            trio.lowlevel.reschedule(self._waiting.popleft(), outcome.Value(conn))
+            trio.lowlevel.reschedule(self._waiting.pop(), outcome.Value(conn))
         else:
             self._idle.append(conn)
 
     def _pass_slot(self) -> None:
         if self._waiting:
-            trio.lowlevel.reschedule(self._waiting.popleft(), outcome.Value(None))
+            trio.lowlevel.reschedule(self._waiting.pop(), outcome.Value(None))
         else:
             self._slots -= 1
 

@@ -21,7 +21,8 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, InodeT, ReaddirToken, 
 
 from fusefs import telemetry
 from fusefs.core.attributes import Caller, SetAttr, Stat
-from fusefs.core.filesystem import Inode, InodeTable, Opened
+from fusefs.core.filesystem import Handle, Inode, InodeTable, Opened
+from fusefs.db.pool import flow
 from fusefs.rules.errors import BadName, BadPath, FsError, outcome
 from fusefs.rules.model import Kind
 
@@ -109,6 +110,17 @@ class Operations(pyfuse3.Operations):
         self._root = root
         self._xattr = xattr
 
+    def _inode(self, kino: InodeT) -> Inode:
+        """The inode of a request, whose session the request's work is for. Raises StaleVersion."""
+        inode = self._table.get(kino)
+        flow.set(inode.owner.index)
+        return inode
+
+    def _handle(self, fh: int) -> Handle:
+        handle = self._table.handles[fh]
+        flow.set(handle.inode.owner.index)
+        return handle
+
     def _answer(self, inode: Inode) -> EntryAttributes:
         """Attributes of an inode that the reply makes known to the kernel."""
         inode.lookups += 1
@@ -116,7 +128,7 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        parent = self._table.get(parent_inode)
+        parent = self._inode(parent_inode)
         try:
             text = name.decode()
         except UnicodeDecodeError:
@@ -140,7 +152,7 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
-        found = self._table.get(inode)
+        found = self._inode(inode)
         await found.owner.refresh(found)
         return _attributes(found.owner.stat(found))
 
@@ -148,7 +160,7 @@ class Operations(pyfuse3.Operations):
     async def setattr(
         self, inode: InodeT, attr: EntryAttributes, fields: SetattrFields, fh: int | None, ctx: RequestContext
     ) -> EntryAttributes:
-        found = self._table.get(inode)
+        found = self._inode(inode)
         change = SetAttr(
             mode=attr.st_mode if fields.update_mode else None,
             uid=attr.st_uid if fields.update_uid else None,
@@ -163,14 +175,14 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
-        found = self._table.get(inode)
+        found = self._inode(inode)
         return await found.owner.readlink(found)
 
     @handler
     async def mknod(
         self, parent_inode: InodeT, name: bytes, mode: int, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
-        parent = self._table.get(parent_inode)
+        parent = self._inode(parent_inode)
         kind = _SPECIAL.get(stat_bits.S_IFMT(mode))
         if kind is None:
             raise FUSEError(errno.EPERM)
@@ -178,22 +190,22 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def mkdir(self, parent_inode: InodeT, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
-        parent = self._table.get(parent_inode)
+        parent = self._inode(parent_inode)
         return self._answer(await parent.owner.mkdir(parent, _name(parent, name), mode, _caller(ctx)))
 
     @handler
     async def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        parent = self._table.get(parent_inode)
+        parent = self._inode(parent_inode)
         await parent.owner.unlink(parent, _name(parent, name))
 
     @handler
     async def rmdir(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        parent = self._table.get(parent_inode)
+        parent = self._inode(parent_inode)
         await parent.owner.rmdir(parent, _name(parent, name))
 
     @handler
     async def symlink(self, parent_inode: InodeT, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
-        parent = self._table.get(parent_inode)
+        parent = self._inode(parent_inode)
         return self._answer(await parent.owner.symlink(parent, _name(parent, name), target, _caller(ctx)))
 
     @handler
@@ -206,7 +218,7 @@ class Operations(pyfuse3.Operations):
         flags: int,
         ctx: RequestContext,
     ) -> None:
-        parent, new_parent = self._table.get(parent_inode_old), self._table.get(parent_inode_new)
+        parent, new_parent = self._inode(parent_inode_old), self._inode(parent_inode_new)
         if flags not in _RENAME_MODES:
             raise BadPath("unknown flags of rename")
         if parent.owner is not new_parent.owner:
@@ -219,57 +231,57 @@ class Operations(pyfuse3.Operations):
     async def link(
         self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext
     ) -> EntryAttributes:
-        parent = self._table.get(new_parent_inode)
+        parent = self._inode(new_parent_inode)
         return self._answer(await parent.owner.link(parent, _name(parent, new_name)))
 
     @handler
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
-        found = self._table.get(inode)
+        found = self._inode(inode)
         return _file_info(await found.owner.open(found, flags))
 
     @handler
     async def create(
         self, parent_inode: InodeT, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
-        parent = self._table.get(parent_inode)
+        parent = self._inode(parent_inode)
         inode, opened = await parent.owner.create(parent, _name(parent, name), mode, flags, _caller(ctx))
         return _file_info(opened), self._answer(inode)
 
     @handler
     async def read(self, fh: int, off: int, size: int) -> bytes:
-        handle = self._table.handles[fh]
+        handle = self._handle(fh)
         return await handle.inode.owner.read(handle, off, size)
 
     @handler
     async def write(self, fh: int, off: int, buf: bytes) -> int:
-        handle = self._table.handles[fh]
+        handle = self._handle(fh)
         return await handle.inode.owner.write(handle, off, buf)
 
     @handler
     async def flush(self, fh: int) -> None:
-        handle = self._table.handles[fh]
+        handle = self._handle(fh)
         await handle.inode.owner.flush(handle)
 
     @handler
     async def release(self, fh: int) -> None:
-        handle = self._table.handles[fh]
+        handle = self._handle(fh)
         await handle.inode.owner.release(handle)
 
     @handler
     async def fsync(self, fh: int, datasync: bool) -> None:
-        handle = self._table.handles[fh]
+        handle = self._handle(fh)
         await handle.inode.owner.fsync(handle)
 
     @handler
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> int:
-        found = self._table.get(inode)
+        found = self._inode(inode)
         return (await found.owner.opendir(found)).fh
 
     @handler
     async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
         """Names as of the first call of a pass: an offset is a position in them, so that entries which
         come and go meanwhile neither shift the others nor repeat them."""
-        handle = self._table.handles[fh]
+        handle = self._handle(fh)
         directory = handle.inode
         owner = directory.owner
         if start_id == 0 or handle.names is None:
@@ -286,7 +298,7 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def releasedir(self, fh: int) -> None:
-        handle = self._table.handles[fh]
+        handle = self._handle(fh)
         await handle.inode.owner.release(handle)
 
     @handler
@@ -309,7 +321,7 @@ class Operations(pyfuse3.Operations):
     async def access(self, inode: InodeT, mode: int, ctx: RequestContext) -> bool:
         """access(2) and chdir(2); asked only where root alone gets in (see `serving`), whom no mode stops but
         that of a file without any x bit."""
-        found = self._table.get(inode)
+        found = self._inode(inode)
         return not mode & os.X_OK or found.owner.stat(found).may_be_executed
 
     @handler

@@ -114,20 +114,18 @@ class Usage:
     by Postgres, which charges each change (`fusefs_announce_v1`).
     """
 
-    __slots__ = ("_asked_at_s", "bytes", "files", "measured", "quota_bytes")
+    __slots__ = ("_asked_at_s", "bytes", "files", "quota_bytes")
 
     def __init__(self, quota_bytes: int | None) -> None:
         self.quota_bytes = quota_bytes
         self.files = 0
         self.bytes = 0
-        self.measured = False
         self._asked_at_s = -math.inf
 
     async def measure(self, db: Database, tenant_id: str, agent_id: str) -> None:
         """Count everything: O(files)."""
         rows = await db.run(tenant_id, _MEASURE_USAGE, tenant_id, agent_id)
         self.files, self.bytes = rows[0]
-        self.measured = True
 
     async def ask(self, db: Database, tenant_id: str, agent_id: str) -> None:
         """Bring the quota, and what is used of it, up to date; at most once a second."""

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from fusefs.db.failures import LostInFlight, NotConnected, Retryable
-from fusefs.db.pool import Database, open_database
+from fusefs.db.pool import Database, flow, open_database
 from fusefs.db.queries import Query
 from fusefs.rules.errors import Exists, FsError, NotFound, Unavailable
 from tests.db.conftest import execute, wait_active
@@ -79,6 +79,27 @@ async def test_first_come_first_served(plain: str) -> None:
                 await trio.testing.wait_all_tasks_blocked()
             assert db.statistics().waiting == 6
     assert order == list(range(6))
+
+
+async def test_flows_take_turns(plain: str) -> None:
+    """One that floods the pool delays another by one statement, not by its queue."""
+    order: list[int] = []
+
+    async def ask(db: Database, of: int) -> None:
+        flow.set(of)
+        await db.run(None, PID)
+        order.append(of)
+
+    async with open_database(plain, origin="o", size=1) as db, trio.open_nursery() as nursery:
+        async with db.transaction(None) as tx:
+            await tx.run(PID)
+            for of in [1] * 20 + [2, 3, 2]:
+                nursery.start_soon(ask, db, of)
+            await trio.testing.wait_all_tasks_blocked()
+            assert db.statistics().waiting == 23
+    assert sorted(order[:3]) == [1, 2, 3]
+    assert order.index(2) < 3 and order[:6].count(2) == 2
+    assert order.count(1) == 20
 
 
 async def test_never_more_connections_than_size(plain: str) -> None:
