@@ -45,11 +45,15 @@ class Relay:
         self._scope = trio.CancelScope()
         self._nursery.start_soon(self._accept, self._listener, self._scope)
 
-    async def shut(self) -> None:
-        """Refuse new connections, and cut those that exist."""
+    async def refuse(self) -> None:
+        """Refuse new connections, as a server with too many does; those that exist go on."""
         self._scope.cancel()
         assert self._listener is not None
         await self._listener.aclose()
+
+    async def shut(self) -> None:
+        """Refuse new connections, and cut those that exist."""
+        await self.refuse()
         self.cut()
 
     def cut(self) -> None:
@@ -146,12 +150,21 @@ class Line:
     def shut(self) -> None:
         trio.from_thread.run(self.relay.shut, trio_token=self._token)
 
+    def refuse(self) -> None:
+        trio.from_thread.run(self.relay.refuse, trio_token=self._token)
+
+    def freeze(self) -> None:
+        trio.from_thread.run_sync(self.relay.freeze, trio_token=self._token)
+
+    def cut(self) -> None:
+        trio.from_thread.run_sync(self.relay.cut, trio_token=self._token)
+
     def open(self) -> None:
         trio.from_thread.run(self.relay.open, trio_token=self._token)
 
-    def lose(self, *, request: bytes | None = None, answer: bytes | None = None) -> None:
-        """Lose the next request that contains a marker, or the answer to it, and the server with it."""
-        self.relay.lose_request, self.relay.lose_answer, self.relay.shut_after_loss = request, answer, True
+    def lose(self, *, request: bytes | None = None, answer: bytes | None = None, all_of_it: bool = True) -> None:
+        """Lose the next request that contains a marker, or the answer to it; with `all_of_it` the server too."""
+        self.relay.lose_request, self.relay.lose_answer, self.relay.shut_after_loss = request, answer, all_of_it
 
     async def _run(self) -> None:
         self._token, self._stop = trio.lowlevel.current_trio_token(), trio.Event()

@@ -164,6 +164,7 @@ def _serve(state: Any, command: str, values: dict[str, Any]) -> None:
     state.ready_fd = ready_fd = background.take_ready_fd()
     state.log_path = values["log_file"] or ""
     where = mountpoint.prepare(values["mountpoint_"])
+    _check_rescue_dir(where, values)
     if ready_fd is not None:
         state.log_path = values["log_file"] or str(registry.log_path(where))
     elif values["log_file"]:
@@ -194,6 +195,13 @@ def _serve(state: Any, command: str, values: dict[str, Any]) -> None:
     # Not after an error: then the mount stays, and its record tells the next command how to clear it.
     for record in noted:
         registry.remove(record)
+
+
+def _check_rescue_dir(where: str, values: dict[str, Any]) -> None:
+    """Refuse a rescue directory below the mount point: writing there at the mount's end would wait for itself."""
+    chosen = os.path.realpath(values["rescue_dir"] or registry.rescue_directory())
+    if os.path.commonpath((chosen, where)) == where:
+        raise BadConfig(f"the rescue directory {chosen} is inside the mount point", hint="Choose another --rescue-dir.")
 
 
 def _set_up_logging(debug: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from fusefs.cli.database import resolve_dsn, run
 from fusefs.cli.groups import OrderedGroup
 from fusefs.cli.output import confirm, human_bytes, plural, print_json, print_table, printable, progress
 from fusefs.rules.config import Limits
-from fusefs.rules.errors import Corrupt, FsError
+from fusefs.rules.errors import Corrupt, FsError, NotFound
 
 if TYPE_CHECKING:
     from fusefs.core.rescue import Kept, RescueDirectory
@@ -133,8 +134,9 @@ def put(ids: tuple[str, ...], all_: bool, rescue_dir: str | None, **values: Any)
             for kept_id in chosen:
                 try:
                     kept, content = directory.read(kept_id)
-                    fate, conflict = await put_back(db, kept.scope, limits, kept.rescued, content)
-                    directory.drop(kept_id)
+                    fate, conflict = await put_back(db, kept.scope, limits, kept.rescued, content, kept_id)
+                    with suppress(NotFound):  # another command did the same at the same time
+                        directory.drop(kept_id)
                     done.append((kept, fate, conflict))
                 except FsError as error:
                     failed.append((kept_id, error))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fusefs.db.pool import Unsettled
+from fusefs.db.pool import Attempt
 from fusefs.rules.model import Attrs
 
 _TICK_NS = 10_000_000
@@ -65,7 +65,7 @@ class Buffer:
         self.committing: int | None = None
         self.mtime_ns: int | None = None
         self.attrs = Attrs()
-        self.unsettled: tuple[Unsettled, Taken] | None = None
+        self.unsettled: tuple[Attempt, Taken] | None = None
 
     @property
     def uncommitted(self) -> bool:

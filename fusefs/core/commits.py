@@ -21,7 +21,7 @@ from fusefs.core.filesystem import Filesystem, Handle, Inode
 from fusefs.core.namespace import Namespace
 from fusefs.core.session import Session
 from fusefs.core.tree import UNCOMMITTED, Node
-from fusefs.db.pool import Unsettled
+from fusefs.db.pool import Attempt
 from fusefs.rules.errors import FsError, NotFound, OverQuota, RescueFailed, StaleVersion, TooLarge
 from fusefs.rules.model import Attrs, Commit
 from fusefs.rules.paths import Op
@@ -42,8 +42,8 @@ class Commits:
         self.ns = ns
         self.session = session
         self._view = view
-        # Set by the view: what happens to the name of an uncommitted file that met another one there.
-        self.lost_name: Callable[[Node], Awaitable[None]]
+        # Set by the view: a file that was not committed lost its name, at a path of a directory, to another.
+        self.name_lost: Callable[[Node, str], Awaitable[None]]
         self._limits = session.settings.limits
 
     async def commit(self, inode: Inode, handle: Handle) -> None:
@@ -73,18 +73,21 @@ class Commits:
                 return
             dirty = buffer.dirty
             taken = self._take(node, buffer)
+            attempt = files.new_attempt()
             try:
-                done = await self._store(inode, handle, buffer, taken.data, taken.attrs)
+                done = await self._store(inode, handle, buffer, taken, attempt)
             except StaleVersion as error:
                 await self.lose(inode, handle, error, taken.data)
                 raise
             except (TooLarge, OverQuota) as error:
                 self.fail(inode, handle, "write", error)
                 raise
-            except FsError as error:
+            except BaseException:
                 buffer.restore(dirty)
-                if isinstance(error, Unsettled):
-                    buffer.unsettled = error, taken
+                if attempt.backend is not None:
+                    # Lost on its way, or cancelled: it may have been applied.
+                    buffer.unsettled = attempt, taken
+                    self.ns.doubt(attempt.backend, [node.parent] if node.parent is not None else [], inode)
                 raise
             self._committed(inode, buffer, taken, done)
 
@@ -96,8 +99,10 @@ class Commits:
         buffer = inode.buffer
         if buffer is None or buffer.unsettled is None:
             return
-        lost, taken = buffer.unsettled
-        done = await files.settle(self.ns.db, self.session.scope, lost, taken.attrs.mtime_ns or 0)
+        attempt, taken = buffer.unsettled
+        done = None
+        if attempt.backend is not None:
+            done = await files.settle(self.ns.db, self.session.scope, attempt, taken.attrs.mtime_ns or 0)
         if done is None:
             buffer.unsettled = None
         else:
@@ -110,14 +115,24 @@ class Commits:
         attrs = replace(buffer.attrs, mtime_ns=buffer.mtime_ns)
         return Taken(buffer.take(), attrs, node.version, node.size)
 
-    async def _store(self, inode: Inode, handle: Handle, buffer: Buffer, data: bytes, attrs: Attrs) -> Commit:
+    async def _store(self, inode: Inode, handle: Handle, buffer: Buffer, taken: Taken, attempt: Attempt) -> Commit:
         node, scope, ns = inode.node, self.session.scope, self.ns
+        data, attrs = taken.data, taken.attrs
         policy = Op.CREATE if handle.created else Op.WRITE
         if buffer.expected is None:
-            return await self._create(inode, handle, buffer, data, attrs)
+            return await self._create(inode, handle, buffer, taken, attempt)
         if not buffer.whole:
             return await files.append(
-                ns.db, scope, self._limits, node.path, node.id, data, attrs=attrs, handle=handle.serial, policy=policy
+                ns.db,
+                scope,
+                self._limits,
+                node.path,
+                node.id,
+                data,
+                attrs=attrs,
+                handle=handle.serial,
+                policy=policy,
+                attempt=attempt,
             )
         return await files.write(
             ns.db,
@@ -130,10 +145,12 @@ class Commits:
             attrs=attrs,
             handle=handle.serial,
             policy=policy,
+            attempt=attempt,
         )
 
-    async def _create(self, inode: Inode, handle: Handle, buffer: Buffer, data: bytes, attrs: Attrs) -> Commit:
+    async def _create(self, inode: Inode, handle: Handle, buffer: Buffer, taken: Taken, attempt: Attempt) -> Commit:
         node, scope, ns = inode.node, self.session.scope, self.ns
+        data, attrs = taken.data, taken.attrs
         whole = _complete(attrs, node)
 
         async def create() -> Commit:
@@ -148,6 +165,7 @@ class Commits:
                 attrs=whole,
                 handle=handle.serial,
                 revive=node.revived,
+                attempt=attempt,
             )
 
         try:
@@ -178,6 +196,7 @@ class Commits:
                     data,
                     attrs=Attrs(mtime_ns=attrs.mtime_ns),
                     handle=handle.serial,
+                    attempt=attempt,
                 )
             else:
                 done = Commit(row.id, row.version, row.size, row.mtime_ns, row.ctime_ns)
@@ -273,87 +292,96 @@ class Commits:
         telemetry.counters.conflicts += 1
         if data is not None and buffer is not None and buffer.whole and len(buffer.data) > len(data):
             data = bytes(buffer.data)  # with what was written while the commit was refused
+        # Before anything is awaited: what is written from now on is not part of what was lost.
+        lost_from = node.parent if not node.committed else None
+        if lost_from is not None:
+            self.ns.lose_uncommitted(node)
+        self._drop(inode)
         try:
             if data is not None:
                 await self._keep(node, path, handle, error, data)
         finally:
-            self._drop(inode)
             self.session.refuse("write", path, error)
-        if not node.committed:
-            await self.lost_name(node)
+        if lost_from is not None:
+            await self.name_lost(lost_from, path)
 
     async def _keep(self, node: Node, path: str, handle: Handle, error: StaleVersion, data: bytes) -> None:
-        """Store the bytes of a lost race as a conflict."""
+        """Store the bytes of a lost race as a conflict; where Postgres does not take them, in the rescue
+        directory, a cancellation included."""
         node_id = node.id if node.committed else None
         try:
-            conflict_id = await files.record_conflict(
-                self.ns.db,
-                self.session.scope,
-                path,
-                node_id=node_id,
-                expected=error.expected,
-                actual=error.actual,
-                op="append" if handle.append else "write",
-                content=data,
-            )
-        except FsError as failure:
-            attrs = _complete(Attrs(mtime_ns=now_ns()), node)
-            await self._rescue(
-                Rescued(path, node_id, error.expected, append=False, write_id=None, taken=0, attrs=attrs), data, failure
-            )
-            error.given_hint += f" {failure.given_hint}"
+            with trio.fail_after(self.session.settings.write_timeout_s):
+                conflict_id = await files.record_conflict(
+                    self.ns.db,
+                    self.session.scope,
+                    path,
+                    node_id=node_id,
+                    expected=error.expected,
+                    actual=error.actual,
+                    op="append" if handle.append else "write",
+                    content=data,
+                )
+        except BaseException as failure:
+            rescued = Rescued(path, node_id, error.expected, attrs=_complete(Attrs(mtime_ns=now_ns()), node))
+            error.given_hint += f" {await self._rescue(rescued, data, type(failure).__name__)}"
+            if not isinstance(failure, FsError | trio.TooSlowError):
+                raise
         else:
             error.given_hint += f" What you wrote is kept: .fusefs/conflicts/{conflict_id[:8]}-…"
 
-    async def give_up(self, inode: Inode, error: FsError) -> None:
+    async def give_up(self, inode: Inode, handle: Handle | None, error: FsError) -> None:
         """Postgres did not take the buffer, and nobody will try again: its bytes go to the rescue directory, and
-        the file is what Postgres has."""
-        node, buffer = inode.node, inode.buffer
-        if buffer is None or not buffer.uncommitted:
-            return
-        path = node.path
-        attrs = replace(buffer.attrs, mtime_ns=now_ns() if buffer.mtime_ns is None else buffer.mtime_ns)
-        lost, taken = buffer.unsettled or (None, None)
-        rescued = Rescued(
-            path,
-            node.id if node.committed else None,
-            buffer.expected if buffer.whole else None,
-            append=not buffer.whole,
-            write_id=None if lost is None else lost.write_id,
-            taken=0 if taken is None else len(taken.data),
-            attrs=attrs if node.committed else _complete(attrs, node),
-        )
-        await self._rescue(rescued, bytes(buffer.data), error)
-        inode.buffer = None
-        inode.kernel_version = None
-        self.ns.kernel.invalidate_inode(inode.kino)
-        if lost is not None:
-            self.ns.doubt(path)
-        if not node.committed and not node.gone:
-            self.ns.lose_uncommitted(node, self._view)
+        the file is what Postgres has.
+
+        Args:
+            handle: the last one that could write, which is being closed; None at the end of the mount.
+        """
+        async with inode.lock:
+            node, buffer = inode.node, inode.buffer
+            if buffer is None or not buffer.uncommitted:
+                return
+            if handle is not None and any(other is not handle for other in inode.writers):
+                return  # opened meanwhile: its close tries again
+            path = node.path
+            attrs = replace(buffer.attrs, mtime_ns=now_ns() if buffer.mtime_ns is None else buffer.mtime_ns)
+            attempt, taken = buffer.unsettled or (None, None)
+            backend = None if attempt is None else attempt.backend
+            rescued = Rescued(
+                path,
+                node.id if node.committed else None,
+                buffer.expected if buffer.whole else None,
+                append=not buffer.whole or (buffer.appends_only and any(each.append for each in inode.writers)),
+                created=handle is not None and handle.created,
+                write_id=None if attempt is None else attempt.write_id,
+                backend=None if backend is None else (backend.pid, backend.started_us),
+                taken=0 if taken is None else len(taken.data),
+                attrs=attrs if node.committed else _complete(attrs, node),
+            )
+            # Before anything is awaited: what is written from now on finds the file as Postgres has it.
+            data = bytes(buffer.data)
+            if not node.committed and not node.gone:
+                self.ns.lose_uncommitted(node)
+            self._drop(inode)
+        error.given_hint = await self._rescue(rescued, data, type(error).__name__)
         self.session.refuse("close", path, error)
 
-    async def _rescue(self, rescued: Rescued, data: bytes, error: FsError) -> None:
-        """Keep bytes on the local disk. The error's hint says where, or that they are lost."""
-        known = {**self.session.scope.log_context(), "path": rescued.path, "bytes": len(data)}
+    async def _rescue(self, rescued: Rescued, data: bytes, reason: str) -> str:
+        """Keep bytes on the local disk. Returns a sentence that says where, or that they are lost."""
+        known = {**self.session.scope.log_context(), "path": rescued.path, "bytes": len(data), "error": reason}
+        self.ns.not_taken += 1
         try:
             with trio.CancelScope(shield=True):
-                kept = await trio.to_thread.run_sync(
-                    self.ns.rescue.keep, self.session.scope, rescued, data, type(error).__name__
-                )
+                kept = await trio.to_thread.run_sync(self.ns.rescue.keep, self.session.scope, rescued, data, reason)
         except RescueFailed as failure:
-            _log.error("fs.write_lost", **known, error=type(error).__name__, reason=failure.message)
-            error.given_hint = f"What was written is lost: {failure.message}."
-        else:
-            telemetry.counters.rescued += 1
-            _log.warning("fs.write_rescued", **known, error=type(error).__name__, id=kept)
-            error.given_hint = f"What was written is kept on this machine: fusefs rescue put {kept}"
+            _log.error("fs.write_lost", **known, reason=failure.message)
+            return f"What was written is lost: {failure.message}."
+        telemetry.counters.rescued += 1
+        _log.warning("fs.write_rescued", **known, id=kept)
+        return f"What was written is kept on this machine: fusefs rescue put {kept}"
 
     def _drop(self, inode: Inode) -> None:
         """Forget the buffer, and the kernel's pages, which hold its bytes."""
         node = inode.node
-        if inode.buffer is not None and inode.buffer.unsettled is not None:
-            self.ns.doubt(node.path)
         inode.buffer = None
         if not node.committed and not node.gone:
             # Its name is still to be made, as an empty file.

@@ -314,6 +314,9 @@ class Filesystem:
     async def commit(self, inode: Inode) -> None:
         """Commit what is buffered of an inode; nothing is."""
 
+    async def settle(self, inode: Inode) -> None:
+        """Find out what became of a lost commit of an inode's; there was none. Raises Unsettled."""
+
     async def give_up(self, inode: Inode, error: FsError) -> None:
         """Keep elsewhere what is buffered of an inode and cannot be committed; nothing is."""
 

@@ -42,7 +42,7 @@ class Follower:
     def apply(self, payload: str) -> bool:
         """Take one announcement. Whoever may use the table may send one: nothing in it ends the mount, and
         one that cannot be understood voids what is cached. Returns whether it was another's."""
-        if payload.startswith(self._own) and not (self.ns.doubted and self._is_doubted(payload)):
+        if payload.startswith(self._own):
             return False
         telemetry.counters.requests["announcement"] += 1
         try:
@@ -67,13 +67,6 @@ class Follower:
         else:
             raise ValueError("not an announcement")
 
-    def _is_doubted(self, payload: str) -> bool:
-        """Whether an announcement of this daemon's is of a change that it never had an answer to."""
-        doubted = self.ns.doubted
-        of = doubted.intersection(field for field in json.loads(payload)[2:4] if field is not None)
-        doubted -= of
-        return bool(of)
-
     def lost(self) -> None:
         """Announcements may have been missed: nothing cached counts until `live`."""
         self.ns.live = False
@@ -97,7 +90,6 @@ class Follower:
             inode.absent = None
             ns.kernel.invalidate_inode(inode.kino, attr_only=not inode.handles)
         ns.tree.unload()
-        ns.doubted.clear()
         ns.era += 1
 
     # -- The kinds ---------------------------------------------------------------------------------

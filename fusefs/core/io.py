@@ -57,6 +57,9 @@ class FileIo:
             paths.check(self.session.scope, Op.WRITE, node.path)
         buffer = inode.buffer
         own = buffer is not None and buffer.uncommitted
+        if writing and self.ns.doubtful:
+            # Else the check would compare with what was there before a change of our own.
+            await self.ns.settle_doubts()
         await self.ns.refresh(node)
         # Also before an append, which is checked against nothing: it must not begin on a file that others removed.
         if (writing or self._strict) and not own and not node.gone:
@@ -258,6 +261,8 @@ class FileIo:
         if not node.gone and self.ns.usage.is_over(size - node.size):
             await self.ns.ask_quota()
             self.ns.usage.check(node.path, size - node.size)
+        async with inode.lock:
+            await self.commits.settle(inode)
         buffer = inode.buffer
         if handle is None and not (buffer is not None and buffer.uncommitted):
             await self.ns.barrier()
@@ -288,7 +293,12 @@ class FileIo:
         buffer.touch(now_ns())
         by.wrote = True
         if handle is None:
-            await self.commits.commit(inode, by)
+            try:
+                await self.commits.commit(inode, by)
+            except FsError:
+                if not any(inode.writers):
+                    inode.buffer = None  # the call failed, and nobody else wrote: nothing is left to commit
+                raise
 
     # -- Flush -------------------------------------------------------------------------------------
 
@@ -325,18 +335,14 @@ class FileIo:
         inode = handle.inode
         try:
             buffer = inode.buffer
-            if (
-                handle.writable
-                and buffer is not None
-                and buffer.uncommitted
-                and (handle.failed is None or not inode.node.committed)
-            ):
+            # Also by a handle that failed, if it is the last: the bytes are another's, whose close failed.
+            last = not any(other is not handle for other in inode.writers)
+            if handle.writable and buffer is not None and buffer.uncommitted and (last or handle.failed is None):
                 await self.commits.commit(inode, handle)
         except StaleVersion:
             pass  # told by `Commits.lose`
         except FsError as error:
-            if not any(other is not handle for other in inode.writers):
-                await self.commits.give_up(inode, error)
+            await self.commits.give_up(inode, handle, error)
         finally:
             self.table.close(handle)
             if not any(inode.writers) and inode.buffer is not None and not inode.buffer.uncommitted:

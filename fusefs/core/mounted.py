@@ -64,6 +64,7 @@ class Mounted:
         self._unused: set[Namespace] = set()
         self._unmeasured: set[Namespace] = set()
         self._touched: set[Namespace] = set()
+        self._doubtful: set[Namespace] = set()
         self._next_index = 0
         self._rounds = 0
 
@@ -115,6 +116,7 @@ class Mounted:
                 inos=inos,
                 rescue=self.rescue,
                 touched=self._touched,
+                doubtful=self._doubtful,
                 max_nodes=self.settings.max_nodes,
             )
             follower = self._followers[row.channel] = Follower(ns, self.origin)
@@ -201,9 +203,19 @@ class Mounted:
                 await self._tolerate(lambda ns=ns: ns.usage.measure(self.db, ns.tenant_id, ns.agent_id))  # type: ignore[misc]
             await trio.sleep(_ROUND_S)
             await self._store_times()
+            for ns in list(self._doubtful):
+                self._doubtful.discard(ns)
+                await self._settle_doubts(ns)
             for ns in list(self._unused):
                 await self._close_namespace(ns)
             self._rounds += 1
+
+    async def _settle_doubts(self, ns: Namespace) -> None:
+        try:
+            await ns.settle_doubts()
+        except FsError as error:
+            self._doubtful.add(ns)
+            _log.info("mounted.later", error=type(error).__name__)
 
     async def _store_times(self) -> None:
         for ns in list(self._touched):
@@ -221,6 +233,7 @@ class Mounted:
             del self._followers[ns.channel]
             self._unmeasured.discard(ns)
             self._touched.discard(ns)
+            self._doubtful.discard(ns)
             assert self.listener is not None
             await self._tolerate(lambda: self.listener.unsubscribe(ns.channel))  # type: ignore[union-attr]
 
@@ -239,6 +252,7 @@ class Mounted:
 
         Returns how many writes Postgres did not take; each is told by the log.
         """
+        not_taken = self._not_taken()
         dirty = [inode for inode in self.table.inodes.values() if inode.buffer is not None and inode.buffer.uncommitted]
         with trio.move_on_at(deadline):
             async with trio.open_nursery() as nursery:
@@ -252,7 +266,10 @@ class Mounted:
             for fs in self.sessions:
                 if not self.keeps_sessions:
                     await self._tolerate(lambda fs=fs: namespaces.end_session(self.db, fs.scope))  # type: ignore[misc]
-        return len(given_up)
+        return self._not_taken() - not_taken
+
+    def _not_taken(self) -> int:
+        return sum(ns.not_taken for ns in self._namespaces.values())
 
     async def _commit_last(self, inode: Inode) -> None:
         try:

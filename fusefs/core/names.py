@@ -88,7 +88,7 @@ class Names:
                 node = await self._uncommitted(parent, name, path, mode, caller)
                 expected = None
         except FsError as error:
-            self._refused("create", error, path)
+            self._refused("create", error, path, parent.node)
             raise
         inode = self.table.obtain(self._view, node)
         return inode, self.io.opened_new(inode, flags, expected)
@@ -160,9 +160,7 @@ class Names:
         try:
             row = await self._in_directory(directory, make)
         except Exists:
-            # No barrier finds the winner for sure: a row is visible before its announcement is sent.
-            winner = await files.stat(self.ns.db, self.scope, path)
-            self.ns.tree.merge(winner, directory, name)
+            await self._winner(directory, name, path)
             raise _look_again(path) from None
         await self.ns.barrier()
         node = self.ns.tree.merge(row, directory, name)
@@ -176,6 +174,12 @@ class Names:
         self.ns.name_appeared(directory, name, by=self._view)
         return node
 
+    async def _winner(self, directory: Node, name: str, path: str) -> Node | None:
+        """Who made a name first. No barrier finds that out for sure: a row is visible before its announcement is
+        sent."""
+        row = await files.stat(self.ns.db, self.scope, path)
+        return self.ns.tree.merge(row, directory, name)
+
     async def mkdir(self, parent: Inode, name: str, mode: int, caller: Caller) -> Inode:
         path = self._new_path(parent, name)
         try:
@@ -184,7 +188,7 @@ class Names:
                 raise _look_again(path)
             node = await self._claim(parent, name, Kind.DIR, mode, caller, handle=None)
         except FsError as error:
-            self._refused("mkdir", error, path)
+            self._refused("mkdir", error, path, parent.node)
             raise
         return self.table.obtain(self._view, node)
 
@@ -223,7 +227,7 @@ class Names:
 
             node = await self._make(parent.node, name, path, create)
         except FsError as error:
-            self._refused("create", error, path)
+            self._refused("create", error, path, parent.node)
             raise
         return self.table.obtain(self._view, node)
 
@@ -249,7 +253,7 @@ class Names:
                 raise IsADirectory(path=path)
             await self._remove_node(parent.node, name, path, node)
         except FsError as error:
-            self._refused("rmdir" if directory else "unlink", error, path)
+            self._refused("rmdir" if directory else "unlink", error, path, parent.node)
             raise
 
     async def _remove_node(self, directory: Node, name: str, path: str, node: Node) -> None:
@@ -260,6 +264,7 @@ class Names:
             inode = self.table.known(self._view, node.ino)
             if inode is not None:
                 await commits.enter_async_context(inode.lock)
+                await self.io.commits.settle(inode)
                 await self.io.pin(inode)
             version = await self._delete_row(directory, name, path, node) if node.committed else None
             if version is None and node.gone:
@@ -315,9 +320,16 @@ class Names:
                 return
             if target is not None and mode == "exchange":
                 await self._commit_uncommitted(target)
-            await self._rename(parent.node, source, new_parent.node, new_name, target, mode)
+            try:
+                await self._rename(parent.node, source, new_parent.node, new_name, target, mode)
+            except Exists:
+                if mode != "":
+                    raise
+                # Others made the name meanwhile: it is replaced, or refused, like one that was known.
+                target = await self._winner(new_parent.node, new_name, path)
+                await self._rename(parent.node, source, new_parent.node, new_name, target, mode)
         except FsError as error:
-            self._refused("rename", error, path, source_path)
+            self._refused("rename", error, path, parent.node, new_parent.node)
             raise
 
     async def _commit_uncommitted(self, node: Node) -> None:
@@ -332,6 +344,7 @@ class Names:
         expected: int | None = None
         if target is not None and mode == "":
             for inode in self.ns.inodes_of(target):
+                await inode.owner.settle(inode)
                 await self.io.pin(inode)
             if any(not child.committed for child in target.children.values()):
                 raise NotEmpty(path=target.path)
@@ -397,10 +410,10 @@ class Names:
         if mode == "exchange":
             ns.name_appeared(directory, old_name, by=self._view)
 
-    def _refused(self, op: str, error: FsError, path: str, *more: str) -> None:
+    def _refused(self, op: str, error: FsError, path: str, *directories: Node) -> None:
         self.session.refuse_change(op, path, error)
         if isinstance(error, Unsettled):
-            self.ns.doubt(path, *more)
+            self.ns.doubt(error.backend, list(directories))
 
     def _new_path(self, parent: Inode, name: str) -> str:
         paths.check_name(name, self._limits)
@@ -428,18 +441,16 @@ class Names:
             gid = directory.gid
         return (None if caller.uid == self.settings.uid else caller.uid), gid
 
-    async def name_lost(self, node: Node) -> None:
-        """An uncommitted file met another one at its name: it is an orphan, the other has the name."""
-        parent, name = node.parent, node.name
-        if parent is None:
-            return
-        path = node.path
-        self.ns.lose_uncommitted(node, self._view)
+    async def name_lost(self, directory: Node, path: str) -> None:
+        """An uncommitted file met another one at its name: the other is shown."""
         try:
             row = await files.stat(self.ns.db, self.scope, path)
         except NotFound:
             return
-        self.ns.tree.merge(row, parent, name)
+        except FsError:
+            self.ns.tree.distrust(directory)  # asked for at the next look-up
+            return
+        self.ns.tree.merge(row, directory, paths.split(path)[1])
 
 
 def _look_again(path: str) -> StaleVersion:

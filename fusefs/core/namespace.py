@@ -9,6 +9,7 @@ Threading: one trio thread. Methods that await say so; between awaits the mirror
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import trio
 
@@ -18,6 +19,7 @@ from fusefs.core.contents import Contents, Reader
 from fusefs.core.filesystem import Filesystem, Inode, InodeTable
 from fusefs.core.rescue import RescueDirectory
 from fusefs.core.tree import Node, Tree
+from fusefs.db.connection import Backend
 from fusefs.db.pool import Database
 from fusefs.rules.errors import FsError, NotFound, StaleVersion, Unavailable
 from fusefs.rules.model import Attrs, Kind, NodeRow
@@ -29,6 +31,15 @@ _ATTEMPTS = 5
 _log = telemetry.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A change that may have been applied: by which backend, what to load when it is settled, and whose buffer."""
+
+    backend: Backend
+    directories: list[Node]
+    inode: Inode | None
+
+
 class Namespace:
     """The files of one (tenant, agent).
 
@@ -36,7 +47,8 @@ class Namespace:
         barrier: returns when every announcement of what was committed before has been applied.
         inos: a shared stock of incarnation numbers.
         rescue: where bytes go that Postgres does not take.
-        touched: a set of the namespaces whose directory times are to be stored, to which this one adds itself.
+        touched, doubtful: sets of the namespaces whose directory times are to be stored, and where lost changes are
+            to be settled, to which this one adds itself.
     """
 
     def __init__(
@@ -53,6 +65,7 @@ class Namespace:
         inos: Inos,
         rescue: RescueDirectory,
         touched: set[Namespace],
+        doubtful: set[Namespace],
         max_nodes: int,
     ) -> None:
         self.db = db
@@ -69,6 +82,9 @@ class Namespace:
         self.inos = inos
         self.rescue = rescue
         self._all_touched = touched
+        self._all_doubtful = doubtful
+        # Writes that Postgres did not take: rescued, or lost.
+        self.not_taken = 0
         self.views: list[Filesystem] = []
         self.live = False
         # Raised when everything cached became doubtful: a listing asked for before is then asked for again.
@@ -77,8 +93,8 @@ class Namespace:
         self._reader = Reader(contents, self._fetch)
         self._loading: dict[Node, trio.Event] = {}
         self._touched: dict[str, int] = {}
-        # Paths of changes that were lost on their way: this daemon's own announcements of them count.
-        self.doubted: set[str] = set()
+        self._doubts: list[Doubt] = []
+        self._settling = trio.Lock()
         root = self.tree.root
         root.mode, root.uid, root.gid = row.mode, row.uid, row.gid
         root.mtime_ns = root.ctime_ns = row.mtime_ns
@@ -162,6 +178,10 @@ class Namespace:
             self.attrs_changed(node)
         for node, row in taken:
             self.take_name(node, row, directory)
+        for inode in self.inodes_of(directory):
+            for name in [name for name in inode.absent or () if name in directory.children]:
+                inode.forget_absent(name)
+                self.kernel.invalidate_entry(inode.kino, name)
         telemetry.counters.cache_misses["directory"] += 1
         if not self.live:
             self.tree.distrust(directory)
@@ -210,10 +230,10 @@ class Namespace:
         if parent is not None:
             self.name_appeared(parent, name)
 
-    def lose_uncommitted(self, node: Node, by: Filesystem) -> None:
-        """A file that will not be made loses its name; its handles go on with an orphan of theirs."""
+    def lose_uncommitted(self, node: Node) -> None:
+        """A file that will not be made loses its name. What its other handles write is refused, as it is to a file
+        that others took away."""
         parent, name = node.parent, node.name
-        node.removed_by = by
         self.tree.detach(node)
         if parent is not None:
             self.name_gone(parent, name, node)
@@ -272,10 +292,31 @@ class Namespace:
     async def _fetch(self, ids: list[str]) -> dict[str, tuple[int, bytes]]:
         return await files.read(self.db, self.scope, ids)
 
-    def doubt(self, *doubted: str) -> None:
-        """A change of these paths was lost on its way, and may have been applied. If it was, either its
-        announcement arrives, or LISTEN was lost too, and everything is loaded afresh."""
-        self.doubted.update(doubted)
+    def doubt(self, backend: Backend, directories: list[Node], inode: Inode | None = None) -> None:
+        """A change was lost on its way, and may have been applied or yet be. Its announcement, if there is one,
+        is taken for an own one. So it is settled in the background, and its directories are loaded afresh."""
+        self._doubts.append(Doubt(backend, directories, inode))
+        self._all_doubtful.add(self)
+
+    @property
+    def doubtful(self) -> bool:
+        return bool(self._doubts)
+
+    async def settle_doubts(self) -> None:
+        """Find out what became of lost changes. Not under an inode's lock, which this may take.
+
+        Raises FsError, with the rest still to be done.
+        """
+        async with self._settling:
+            while self._doubts:
+                doubt = self._doubts[0]
+                if doubt.inode is not None:
+                    await doubt.inode.owner.settle(doubt.inode)
+                await self.db.end(doubt.backend)
+                for directory in doubt.directories:
+                    self.tree.distrust(directory)
+                    await self.load_again(directory)
+                self._doubts.pop(0)
 
     # -- Renames -----------------------------------------------------------------------------------
 

@@ -26,6 +26,8 @@ from fusefs.store.rescue import Rescued
 
 _NAME = re.compile(r"([0-9a-f]{32})\.rescued")
 _HEADER_MAX = 64 * 1024
+MAX_BYTES = 1 << 30
+"""What the directory holds at most: an outage must not let an agent fill the machine's disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +71,22 @@ class RescueDirectory:
         data = json.dumps(header).encode() + b"\n" + content
         partial, name = f"{kept_id}.part", f"{kept_id}.rescued"
         with self._opened(make=True) as directory:
+            if _bytes_in(directory) + len(data) > MAX_BYTES:
+                raise RescueFailed(f"the rescue directory {self.path} is full: it holds at most {MAX_BYTES} bytes")
             try:
                 _write_whole(partial, data, directory)
                 os.rename(partial, name, src_dir_fd=directory, dst_dir_fd=directory)
                 os.fsync(directory)
             except OSError as error:
-                with suppress(OSError):  # what is left of it has no name that is ever read
-                    os.unlink(partial, dir_fd=directory)
+                for left in (partial, name):
+                    with suppress(OSError):
+                        os.unlink(left, dir_fd=directory)
                 raise RescueFailed(f"the rescue directory {self.path} takes nothing: {error.strerror}") from error
         return kept_id
 
     def list_kept(self) -> tuple[list[Kept], list[str]]:
-        """What is kept, the oldest first, and the names of files that cannot be understood.
+        """What is kept, the oldest first, and the names of files that cannot be understood: not ours, or the
+        beginning of one whose writer was killed (`.part`).
 
         Raises RescueFailed for a directory that is not ours alone.
         """
@@ -90,11 +96,15 @@ class RescueDirectory:
             if directory is None:
                 return [], []
             for name in sorted(os.listdir(directory)):
-                if _NAME.fullmatch(name):
-                    try:
-                        found.append(_parse(_read(name, directory)[0]))
-                    except Corrupt:
-                        broken.append(name)
+                if not _NAME.fullmatch(name):
+                    broken.append(name)
+                    continue
+                try:
+                    found.append(_parse(_read(name, directory)[0]))
+                except FileNotFoundError:
+                    continue  # put back or dropped at this moment
+                except Corrupt:
+                    broken.append(name)
         return sorted(found, key=lambda kept: kept.at), broken
 
     def read(self, kept_id: str) -> tuple[Kept, bytes]:
@@ -149,6 +159,14 @@ class RescueDirectory:
             os.close(directory)
 
 
+def _bytes_in(directory: int) -> int:
+    total = 0
+    for entry in os.scandir(directory):
+        with suppress(FileNotFoundError):
+            total += entry.stat(follow_symlinks=False).st_size
+    return total
+
+
 def _write_whole(name: str, data: bytes, directory: int) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(name, flags, 0o600, dir_fd=directory)
@@ -183,7 +201,15 @@ def _parse(header: bytes) -> Kept:
             int(fields["size"]),
             fields["reason"],
             Scope(scope["tenant_id"], scope["agent_id"], scope["session"], Principal(scope["principal"])),
-            Rescued(**{**rescued, "attrs": Attrs(**rescued["attrs"])}),
+            Rescued(**{**rescued, "attrs": Attrs(**rescued["attrs"]), "backend": _pair(rescued["backend"])}),
         )
     except (ValueError, TypeError, KeyError, BadScope) as error:
         raise Corrupt("a rescued write's first line is not ours") from error
+
+
+def _pair(numbers: list[int] | None) -> tuple[int, int] | None:
+    """JSON has no tuples."""
+    if numbers is None:
+        return None
+    pid, started_us = numbers
+    return int(pid), int(started_us)

@@ -61,7 +61,7 @@ class SessionFs(Filesystem):
         self.settings = session.settings
         self.io = FileIo(ns, session, table, self)
         self.names = Names(self, table, ns, session, self.io, self._child)
-        self.io.commits.lost_name = self.names.name_lost
+        self.io.commits.name_lost = self.names.name_lost
         self.control_root: Inode | None = None
         self._on_forgotten = on_forgotten
         self._limits = session.settings.limits
@@ -302,8 +302,12 @@ class SessionFs(Filesystem):
             writer = next(iter(inode.writers), None) or Handle(inode, os.O_RDWR)
             await self.io.commits.commit(inode, writer)
 
+    async def settle(self, inode: Inode) -> None:
+        async with inode.lock:
+            await self.io.commits.settle(inode)
+
     async def give_up(self, inode: Inode, error: FsError) -> None:
-        await self.io.commits.give_up(inode, error)
+        await self.io.commits.give_up(inode, None, error)
 
     async def commit_all(self) -> None:
         """Commit every buffer, as far as possible; what fails is told by the log and the conflicts."""

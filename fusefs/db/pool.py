@@ -41,7 +41,8 @@ _RETRIES = 5
 _BACKOFF_FIRST_S = 0.02
 _BACKOFF_MAX_S = 1.0
 _SETTLE_S = 2.0
-"""What settling a write may take beyond the write timeout: otherwise nobody knew whether it happened."""
+"""What settling a write may take beyond the write timeout, if that is not shorter: otherwise nobody knew whether it
+happened."""
 _ROLLBACK_S = 2.0
 _HUNG_MARGIN_S = 5.0
 """How long after its own statement timeout the server may stay silent before the connection is given up."""
@@ -54,18 +55,26 @@ _TERMINATE = Query(
 )
 
 
-class Unsettled(LostInFlight):
-    """A write was lost in flight, and nobody could find out in time whether it was applied.
+@dataclass(slots=True)
+class Attempt:
+    """One write that must happen exactly once.
 
     Attributes:
-        backend: may still apply it; `Database.settle` ends it first.
-        write_id: of the write; set by the caller of `Database.write`, who knows it.
+        write_id: unique in the history.
+        backend: may have applied it, or still may: nobody knows. None: not sent, or its outcome is known.
     """
+
+    write_id: str
+    backend: Backend | None = None
+
+
+class Unsettled(LostInFlight):
+    """A write was lost in flight, and nobody could find out in time whether it was applied. `backend` may still
+    apply it."""
 
     def __init__(self, backend: Backend) -> None:
         super().__init__()
         self.backend = backend
-        self.write_id = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +240,13 @@ class Database:
         query: Query,
         params: Sequence[Param],
         confirm: Callable[[], Awaitable[list[Row] | None]],
+        attempt: Attempt | None = None,
     ) -> list[Row]:
         """Run one statement exactly once, and return its rows.
 
         Args:
+            attempt: has a backend afterwards if the outcome is not known, whatever ended the call, a
+                cancellation included; see `settle`.
             confirm: asks whether the statement was applied (by its `write_id`): the rows that it would have
                 returned, or None. Called only when no backend can apply it any more, or when a repetition
                 met the unique index.
@@ -243,6 +255,7 @@ class Database:
         not be found out; else what the SQLSTATE stands for.
         """
         backoff = _Backoff(trio.current_time() + self._write_timeout_s)
+        attempt = attempt or Attempt("")
         conflicts = 0
         doubtful = False
         while True:
@@ -255,8 +268,16 @@ class Database:
                         conn = await self._acquire()
                 if conn is not None:
                     conn.deadline = backoff.deadline
+                    attempt.backend = conn.backend
                     try:
-                        return await conn.run(query, params, tenant_id)
+                        rows = await conn.run(query, params, tenant_id)
+                        attempt.backend = None
+                        return rows
+                    except LostInFlight:
+                        raise
+                    except FsError:
+                        attempt.backend = None  # the server's answer, or nothing was sent
+                        raise
                     finally:
                         conn.deadline = math.inf
                         self._release(conn)
@@ -270,23 +291,31 @@ class Database:
                 if conflicts > _RETRIES:
                     raise
             except Exists:
-                if doubtful and (rows := await confirm()) is not None:
-                    return rows
+                if doubtful and (found := await confirm()) is not None:
+                    return found
                 raise
             # Here `conn` is a connection that broke with the statement on its way, or None.
             if conn is not None:
                 doubtful = True
-                until = max(backoff.deadline, trio.current_time()) + _SETTLE_S
-                rows = await self._settle(conn.backend, until, confirm)
-                if rows is not None:
-                    return rows
+                until = max(backoff.deadline, trio.current_time()) + min(_SETTLE_S, self._write_timeout_s)
+                settled = await self._settle(attempt, until, confirm)
+                if settled is not None:
+                    return settled
                 failed = Unavailable("Postgres did not take the write in time; it was not applied")
             await backoff.pause(failed)
 
-    async def settle(self, backend: Backend, confirm: Callable[[], Awaitable[list[Row] | None]]) -> list[Row] | None:
-        """Find out, as `write` does, what became of a write that ended as Unsettled: its rows if it was
-        applied, None if it was not and cannot be any more. Raises Unsettled again after the write timeout."""
-        return await self._settle(backend, trio.current_time() + self._write_timeout_s, confirm)
+    async def settle(self, attempt: Attempt, confirm: Callable[[], Awaitable[list[Row] | None]]) -> list[Row] | None:
+        """Find out, as `write` does, what became of a write whose outcome is not known: its rows if it was
+        applied, None if it was not and cannot be any more. Raises Unsettled after the write timeout."""
+        return await self._settle(attempt, trio.current_time() + self._write_timeout_s, confirm)
+
+    async def end(self, backend: Backend) -> None:
+        """Return when a backend can apply nothing any more. Raises Unsettled after the write timeout."""
+
+        async def nothing() -> None:
+            return None
+
+        await self.settle(Attempt("", backend), nothing)
 
     @asynccontextmanager
     async def transaction(self, tenant_id: str | None) -> AsyncIterator[Transaction]:
@@ -330,18 +359,22 @@ class Database:
             self._release(conn)
 
     async def _settle(
-        self, backend: Backend, deadline: float, confirm: Callable[[], Awaitable[list[Row] | None]]
+        self, attempt: Attempt, deadline: float, confirm: Callable[[], Awaitable[list[Row] | None]]
     ) -> list[Row] | None:
+        backend = attempt.backend
+        assert backend is not None
         failed: FsError | None = None
         with trio.move_on_at(deadline):
             backoff = _Backoff(deadline)
             while True:
                 try:
                     if await self._terminate(backend):
-                        return await confirm()
+                        rows = await confirm()
+                        attempt.backend = None
+                        return rows
                     failed = LostInFlight("the old connection's backend does not end")
-                except (NotConnected, LostInFlight) as exc:
-                    failed = exc
+                except FsError as exc:
+                    failed = exc  # whatever it is, it does not say what became of the write
                 await backoff.pause(Unsettled(backend))
         raise Unsettled(backend) from failed
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fusefs.db.pool import Database, Unsettled
+from fusefs.db.pool import Attempt, Database
 from fusefs.db.queries import Query, query
 from fusefs.db.values import Param
 from fusefs.rules import paths
@@ -176,10 +176,12 @@ async def create(
     attrs: Attrs,
     handle: int | None = None,
     revive: bool = False,
+    attempt: Attempt | None = None,
 ) -> Commit:
     """Insert a row with its content.
 
     Args:
+        attempt: the change, where its outcome may have to be found out later (`settle`).
         node_id: the lineage; a fresh one without it.
         revive: `node_id` is the lineage that this session deleted here a moment ago; go on with it.
         attrs: mode and mtime_ns must be given.
@@ -190,14 +192,14 @@ async def create(
     paths.check_path(path, limits)
     check_size(limits, path, len(content))
     node_id = node_id or new_id()
-    write_id = new_id()
+    attempt = attempt or new_attempt()
     text, raw = text_or_bytes(content)
 
     with operation("write", scope, path) as op:
         rows = await _commit(
             db,
             scope,
-            write_id,
+            attempt,
             attrs,
             _COMMIT_REVIVE if revive else _COMMIT_CREATE,
             (
@@ -215,7 +217,7 @@ async def create(
                 attrs.mtime_ns,
                 scope.principal.value,
                 scope.session,
-                write_id,
+                attempt.write_id,
                 handle,
             ),
         )
@@ -239,10 +241,12 @@ async def write(
     handle: int | None = None,
     op: str = "write",
     policy: Op = Op.WRITE,
+    attempt: Attempt | None = None,
 ) -> Commit:
     """Replace a lineage's content where it is still at version `expected` (HF-09).
 
     Args:
+        attempt: see `create`.
         op: what the history calls it (`write`, `restore`).
         policy: Op.CREATE where the caller's own handle made the file and still writes it.
 
@@ -250,14 +254,14 @@ async def write(
     """
     paths.check(scope, policy, path)
     check_size(limits, path, len(content))
-    write_id = new_id()
+    attempt = attempt or new_attempt()
     text, raw = text_or_bytes(content)
 
     with operation("write", scope, path) as span:
         rows = await _commit(
             db,
             scope,
-            write_id,
+            attempt,
             attrs,
             _COMMIT_WRITE,
             (
@@ -273,7 +277,7 @@ async def write(
                 attrs.gid,
                 scope.principal.value,
                 scope.session,
-                write_id,
+                attempt.write_id,
                 op,
                 handle,
             ),
@@ -295,20 +299,21 @@ async def append(
     attrs: Attrs,
     handle: int | None = None,
     policy: Op = Op.WRITE,
+    attempt: Attempt | None = None,
 ) -> Commit:
     """Add bytes to the end of a lineage, whatever its version (BY-03).
 
     Raises StaleVersion where the lineage is gone, TooLarge where the sum is over the limit.
     """
     paths.check(scope, policy, path)
-    write_id = new_id()
+    attempt = attempt or new_attempt()
     text, _ = text_or_bytes(data)
 
     with operation("append", scope, path) as op:
         rows = await _commit(
             db,
             scope,
-            write_id,
+            attempt,
             attrs,
             _COMMIT_APPEND,
             (
@@ -324,7 +329,7 @@ async def append(
                 attrs.gid,
                 scope.principal.value,
                 scope.session,
-                write_id,
+                attempt.write_id,
                 handle,
             ),
         )
@@ -502,9 +507,10 @@ async def record_conflict(
     actual: int | None,
     op: str,
     content: bytes,
+    conflict_id: str | None = None,
 ) -> str:
-    """Keep the bytes of a lost race (BY-01). Returns the conflict's id."""
-    conflict_id = new_id()
+    """Keep the bytes of a lost race (BY-01). Returns the conflict's id; one that is there already stays."""
+    conflict_id = conflict_id or new_id()
     await db.run(
         scope.tenant_id,
         _RECORD_CONFLICT,
@@ -528,23 +534,28 @@ async def reserve_inos(db: Database, tenant_id: str, count: int) -> list[int]:
     return [row[0] for row in await db.run(tenant_id, _RESERVE_INOS, count)]
 
 
+def new_attempt() -> Attempt:
+    """A change that is about to be made."""
+    return Attempt(new_id())
+
+
 async def _commit(
-    db: Database, scope: Scope, write_id: str, attrs: Attrs, statement: Query, params: Sequence[Param]
+    db: Database, scope: Scope, attempt: Attempt, attrs: Attrs, statement: Query, params: Sequence[Param]
 ) -> list[Row]:
-    """Change content exactly once. Raises Unsettled with the write_id in it, for `settle`."""
-    try:
-        return await db.write(
-            scope.tenant_id, statement, params, lambda: _confirm_write(db, scope, write_id, attrs.mtime_ns or 0)
-        )
-    except Unsettled as lost:
-        lost.write_id = write_id
-        raise
+    """Change content exactly once."""
+    return await db.write(
+        scope.tenant_id,
+        statement,
+        params,
+        lambda: _confirm_write(db, scope, attempt.write_id, attrs.mtime_ns or 0),
+        attempt,
+    )
 
 
-async def settle(db: Database, scope: Scope, lost: Unsettled, mtime_ns: int) -> Commit | None:
-    """What became of a create, write or append that ended as Unsettled; None: it was not applied and cannot
-    be any more. Raises Unsettled when nobody can tell even now."""
-    rows = await db.settle(lost.backend, lambda: _confirm_write(db, scope, lost.write_id, mtime_ns))
+async def settle(db: Database, scope: Scope, attempt: Attempt, mtime_ns: int) -> Commit | None:
+    """What became of a create, write or append of which nobody knows; None: it was not applied and cannot be
+    any more. Raises Unsettled when nobody can tell even now."""
+    rows = await db.settle(attempt, lambda: _confirm_write(db, scope, attempt.write_id, mtime_ns))
     return Commit(*rows[0]) if rows else None
 
 

@@ -3,70 +3,17 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from tests import harness
+from tests.mount.outage import LOGGED, TIMEOUT, kept, put_all, stored
 from tests.mount.posix_support import errno_of
 from tests.mount.sides import eventually
 from tests.relay import Line
-
-TIMEOUT = ("--write-timeout", "0.5")
-LOGGED = r"fs\.write_rescued|unavailable|Unavailable|LostInFlight|Unsettled|NotConnected"
-
-
-@pytest.fixture
-def line(pg: str) -> Iterator[Line]:
-    with Line(pg) as line:
-        yield line
-
-
-@pytest.fixture
-def rescue_dir(tmp_path: Path) -> Path:
-    return tmp_path / "rescue"
-
-
-@pytest.fixture
-def mounted(mount: harness.MountFactory, line: Line, rescue_dir: Path) -> harness.Mount:
-    found = mount(*TIMEOUT, "--rescue-dir", str(rescue_dir), session="s1", dsn=line.dsn)
-    found.expect_log(LOGGED)
-    return found
-
-
-def stored(namespace: harness.Namespace, path: str) -> bytes | None:
-    """The content of a path in Postgres; None where there is no row."""
-    with psycopg.connect(namespace.dsn) as conn:
-        row = conn.execute(
-            "select coalesce(content_bytes, convert_to(content, 'UTF8')) from agent_files"
-            " where agent_id = %s and path = %s",
-            (namespace.agent_id, path),
-        ).fetchone()
-    return None if row is None else bytes(row[0])
-
-
-def rescue(rescue_dir: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [harness.FUSEFS, "rescue", *args, "--rescue-dir", str(rescue_dir)], capture_output=True, text=True, check=False
-    )
-
-
-def kept(rescue_dir: Path) -> list[dict[str, object]]:
-    listed = rescue(rescue_dir, "list", "--json")
-    assert listed.returncode == 0, listed.stderr
-    found: list[dict[str, object]] = json.loads(listed.stdout)
-    return found
-
-
-def put_all(rescue_dir: Path, namespace: harness.Namespace) -> str:
-    done = rescue(rescue_dir, "put", "--all", "--dsn", namespace.dsn)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize(

@@ -335,6 +335,10 @@ begin
     if new.content is distinct from old.content and new.content_bytes is not distinct from old.content_bytes then
       new.content_bytes := null;
     end if;
+    if fusefs_setting_v1('origin') is not null then
+      -- A writer of ours, whose change is the newest already: the history's unique key would not see it.
+      raise exception 'the change was applied already' using errcode = 'unique_violation';
+    end if;
     new.write_id := gen_random_uuid();
     new.write_op := 'write';
     new.write_handle := null;
