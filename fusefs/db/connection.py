@@ -389,7 +389,8 @@ class _Attempt:
         pgconn = owner.pgconn
         prepared = pgconn.prepare(_SET_TENANT, b"select set_config('fusefs.tenant', $1, false)")
         if prepared.status != _COMMAND_OK:
-            raise from_result(prepared)
+            # Lost on the way, most likely, which libpq tells without an SQLSTATE; nothing was sent yet, in any case.
+            raise psycopg.OperationalError(prepared.error_message.decode("utf-8", "replace"))
         pgconn.nonblocking = 1
         pgconn.enter_pipeline_mode()
         return Backend(*found[:2]), server_version

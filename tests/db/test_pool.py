@@ -157,6 +157,18 @@ async def test_a_read_is_repeated_after_its_connection_was_lost(plain: str) -> N
         assert db.trips == 3
 
 
+@pytest.mark.parametrize("part", ["lose_request", "lose_answer"])
+async def test_a_connection_lost_at_the_end_of_its_set_up(plain: str, part: str) -> None:
+    """libpq tells this as a failed PREPARE; it is no more than a server that does not answer."""
+    async with open_relay(plain) as relay, open_database(relay.dsn, origin="o", size=2) as db:
+        async with db.transaction(None) as held:
+            await held.run(PID)
+            setattr(relay, part, b"fusefs_set_tenant")
+            writer = Writer(db)
+            assert await writer.write() == writer.expected
+        assert writer.confirms == []
+
+
 async def test_dead_idle_connections_are_replaced_without_a_repetition(plain: str) -> None:
     async with open_database(plain, origin="o", size=3) as db:
         async with db.transaction(None) as one, db.transaction(None) as two:
