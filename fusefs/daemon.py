@@ -31,8 +31,9 @@ from fusefs.rules.errors import BadScope, MountFailed, Unavailable
 from fusefs.rules.scope import Principal, Scope, new_session
 from fusefs.store import tenants
 
-_STOP_S = 5.0
-"""How long the last commits may take beyond the write timeout: settling one that was lost, and the watch's second."""
+_STOP_S = 4.0
+"""How long the last commits may take beyond the write timeout: the watch's second, settling one that was lost, and the
+last steps. With the default write timeout a daemon ends within 10 s, whatever Postgres does."""
 
 _log = telemetry.get_logger()
 

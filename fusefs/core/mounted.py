@@ -32,8 +32,9 @@ from fusefs.rules.scope import Scope
 from fusefs.store import namespaces
 
 _ROUND_S = 2.0
-_LAST_STEPS_S = 1.0
-"""What noting times and the ends of sessions may take beyond the deadline of the buffers."""
+_LAST_STEPS_S = 0.5
+"""What noting times and the ends of sessions may take beyond the deadline of the buffers, and where Postgres did not
+take these."""
 _log = telemetry.get_logger()
 
 
@@ -261,7 +262,8 @@ class Mounted:
         given_up = [inode for inode in dirty if inode.buffer is not None and inode.buffer.uncommitted]
         for inode in given_up:
             await inode.owner.give_up(inode, Unavailable("Postgres did not take the write before the mount ended"))
-        with trio.move_on_at(max(deadline, trio.current_time() + _LAST_STEPS_S)):
+        soon = trio.current_time() + _LAST_STEPS_S
+        with trio.move_on_at(soon if given_up else max(deadline, soon)):
             await self._store_times()
             for fs in self.sessions:
                 if not self.keeps_sessions:
