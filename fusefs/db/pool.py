@@ -53,6 +53,10 @@ _TERMINATE = Query(
     "select coalesce(bool_and(pg_terminate_backend(pid, 500)), true) from pg_stat_activity"
     " where pid = $1::int and (extract(epoch from backend_start) * 1000000)::bigint = $2::bigint",
 )
+# A commit that waits for the synchronous standby, where there is one: when it returns, the standby has everything that
+# was committed before. Where there is none it costs a few bytes of WAL.
+_REPLICATED = Query("await_standby", "select pg_logical_emit_message(true, 'fusefs', '')::text")
+_CANCEL_S = 1.0
 
 
 @dataclass(slots=True)
@@ -370,6 +374,8 @@ class Database:
                 try:
                     if await self._terminate(backend):
                         rows = await confirm()
+                        if rows is not None:
+                            await self._await_standby()
                         attempt.backend = None
                         return rows
                     failed = LostInFlight("the old connection's backend does not end")
@@ -384,6 +390,28 @@ class Database:
         On a connection of its own that stays the login: the daemon's role may not signal the login's
         backends, and the pool's other connections may be as lost as this one.
         """
+        async with self._connection_aside() as conn:
+            ((gone,),) = await conn.run(_TERMINATE, (backend.pid, backend.started_us))
+            return bool(gone)
+
+    async def _await_standby(self) -> None:
+        """Return when a synchronous standby has what is committed; at once where none is configured.
+
+        A backend that is ended while it waits for its standby has committed, and here only: to answer "written"
+        then would be undone by the next failover. Whoever gives up waiting takes the question back, since a
+        backend in that wait does not notice that its client is gone.
+        """
+        async with self._connection_aside() as conn:
+            cancel = conn.pgconn.get_cancel()
+            try:
+                await conn.run(_REPLICATED)
+            except trio.Cancelled:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + _CANCEL_S):
+                    await trio.to_thread.run_sync(cancel.cancel, abandon_on_cancel=True)
+                raise
+
+    @asynccontextmanager
+    async def _connection_aside(self) -> AsyncIterator[Connection]:
         conn = await Connection.open(
             self._dsn,
             origin=self._origin,
@@ -393,8 +421,7 @@ class Database:
         )
         self._closed_trips += 1
         try:
-            ((gone,),) = await conn.run(_TERMINATE, (backend.pid, backend.started_us))
-            return bool(gone)
+            yield conn
         finally:
             conn.close()
 
