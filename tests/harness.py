@@ -311,7 +311,8 @@ class Mount:
         self.log_path = log_path
         self._expected: list[re.Pattern[str]] = []
         self._ended = False
-        path.mkdir(parents=True, exist_ok=True)
+        if not mounts_under(path):  # a mount whose daemon was killed cannot be looked at
+            path.mkdir(parents=True, exist_ok=True)
         with log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=dict(env), cwd="/"
