@@ -48,10 +48,12 @@ class Layout(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MountSpec:
-    """What to mount, as the command line says it. Tenant and agent are slugs or UUIDs."""
+    """What to mount, as the command line says it. Tenant and agent are slugs or UUIDs. `listen_dsn` is for
+    announcements, where they need another way to the same database than the statements."""
 
     mountpoint: str
     dsn: str
+    listen_dsn: str | None
     layout: Layout
     tenant: str | None
     agent: str | None
@@ -100,7 +102,12 @@ async def _serve(spec: MountSpec, on_ready: Callable[[Ready], None]) -> None:
         caches = KernelCaches()
         mounted = Mounted(db, caches, spec.settings, origin, keeps_sessions=spec.layout is Layout.HOST)
         listener = mounted.listener = Listener(
-            spec.dsn, origin=origin, on_notify=mounted.on_notify, on_lost=mounted.on_lost, on_live=mounted.on_live
+            spec.listen_dsn or spec.dsn,
+            announce_dsn=spec.dsn,
+            origin=origin,
+            on_notify=mounted.on_notify,
+            on_lost=mounted.on_lost,
+            on_live=mounted.on_live,
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(listener.run)

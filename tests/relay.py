@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,13 +10,16 @@ from contextlib import asynccontextmanager
 import trio
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+_BACKEND_KEY = re.compile(rb"(K\0\0\0.)....(?=.{4})", re.DOTALL)
+
 
 class Relay:
     """Passes bytes between a TCP port on the loopback and Postgres' Unix socket.
 
     `lose_request` and `lose_answer` hold a marker: the next packet from a client that contains it is not
     passed on, or its answer is not; the connection is cut there. Each happens once. With `shut_after_loss` the
-    server is out of reach from that moment on.
+    server is out of reach from that moment on. With `is_pooler` clients get a key for cancelling that names no
+    backend, as poolers give it.
     """
 
     def __init__(self, dsn: str, nursery: trio.Nursery) -> None:
@@ -31,6 +35,7 @@ class Relay:
         self.lose_request: bytes | None = None
         self.lose_answer: bytes | None = None
         self.shut_after_loss = False
+        self.is_pooler = False
         self.cut_happened = trio.Event()
 
     @property
@@ -113,6 +118,8 @@ class Relay:
                 elif not from_client and answer_lost[0]:
                     await self._lost()
                     break
+                if not from_client and self.is_pooler:
+                    data = _BACKEND_KEY.sub(b"\\g<1>\0\0\0\7", data)
                 await sink.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass

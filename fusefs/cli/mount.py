@@ -25,7 +25,7 @@ from fusefs.rules.scope import Principal
 if TYPE_CHECKING:
     from fusefs.daemon import MountSpec, Ready
 
-SECRET = frozenset({"dsn"})
+SECRET = frozenset({"dsn", "listen_dsn"})
 """Parameters that a daemon gets by environment: everybody may read a command line."""
 
 
@@ -146,11 +146,13 @@ def _for_daemon(ctx: click.Context, command: str, values: dict[str, Any]) -> tup
 
 def _hide_password(ctx: click.Context, command: str, values: dict[str, Any]) -> None:
     """Start over with the DSN in the environment when the command line shows its password."""
-    if values["dsn"] is None or ctx.get_parameter_source("dsn") is not click.core.ParameterSource.COMMANDLINE:
+    given = click.core.ParameterSource.COMMANDLINE
+    spoken = [str(values[name]) for name in SECRET if values[name] and ctx.get_parameter_source(name) is given]
+    if not spoken:
         return
     from fusefs.db.dsn import parse
 
-    if not any(key.endswith(("password", "secret")) for key in parse(values["dsn"])):
+    if not any(key.endswith(("password", "secret")) for dsn in spoken for key in parse(dsn)):
         return
     arguments, environment = _for_daemon(ctx, command, values)
     arguments += ["--foreground", "--", values["mountpoint_"]]
@@ -258,6 +260,7 @@ def _spec(command: str, where: str, values: dict[str, Any]) -> MountSpec:
     return MountSpec(
         mountpoint=where,
         dsn=resolve_dsn(values["dsn"], values["data_dir"], prepare=values["create"]),
+        listen_dsn=values["listen_dsn"],
         layout=layout,
         tenant=values["tenant"],
         agent=values["agent"],

@@ -145,6 +145,11 @@ mounting = together(
         show_default=True,
         help="How long a write waits for Postgres.",
     ),
+    option(
+        "--listen-dsn",
+        metavar="DSN",
+        help="Another way to the same database for announcements, where --dsn leads to a pooler without LISTEN.",
+    ),
     limits,
     rescue_dir,
     option("--log-file", metavar="PATH", help="Log of the daemon. Default in the foreground: stderr."),

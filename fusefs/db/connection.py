@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import random
 import select
 import threading
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from fusefs.db import dsn as dsns
 from fusefs.db.failures import LostInFlight, NotConnected, from_result
 from fusefs.db.queries import Query
 from fusefs.db.values import Decoder, Param, decoder, encode
-from fusefs.rules.errors import Unavailable
+from fusefs.rules.errors import BadConfig, Unavailable
 
 Row = tuple[Any, ...]
 
@@ -65,6 +66,8 @@ select pid, (extract(epoch from backend_start) * 1000000)::bigint,
   case when pg_has_role(session_user, to_regrole(%(role)s), %(how)s) then set_config('role', %(role)s, false) end
 from pg_stat_get_activity(pg_backend_pid())
 """
+_ASK_PID = b"select pg_backend_pid()"
+_ASKED = 16
 # While a statement runs the server looks once a second whether we are still there: a cancelled statement
 # would hold its locks to its end otherwise. Refused where the server's system cannot look (not Linux).
 _LOOK_FOR_US = "select set_config('client_connection_check_interval', '1s', false)"
@@ -136,6 +139,7 @@ class Connection:
         connect_timeout_s: float = 5.0,
         statement_timeout_s: float = 30.0,
         limiter: trio.CapacityLimiter | None = None,
+        prove_session: bool = False,
     ) -> Connection:
         """Connect in a worker thread and set the session up.
 
@@ -145,10 +149,13 @@ class Connection:
             connect_timeout_s: for each host of the DSN; libpq counts whole seconds, at least 2.
             statement_timeout_s: after which the server ends a statement; 0 for never.
             limiter: bounds the threads that connect.
+            prove_session: find out whether a pooler in between keeps one backend for this connection; costs
+                nothing where there is none.
 
-        Raises NotConnected, in one sentence without the password; BadConfig for a DSN that cannot be read.
+        Raises NotConnected, in one sentence without the password; BadConfig for a DSN that cannot be read, or
+        that leads to a pooler in transaction mode.
         """
-        attempt = _Attempt(dsn, origin, role, connect_timeout_s, statement_timeout_s)
+        attempt = _Attempt(dsn, origin, role, connect_timeout_s, statement_timeout_s, prove_session)
         try:
             owner, backend, server_version = await trio.to_thread.run_sync(
                 attempt.connect, abandon_on_cancel=True, limiter=limiter
@@ -340,9 +347,16 @@ class _Attempt:
     """
 
     def __init__(
-        self, dsn: str, origin: str, role: str | None, connect_timeout_s: float, statement_timeout_s: float
+        self,
+        dsn: str,
+        origin: str,
+        role: str | None,
+        connect_timeout_s: float,
+        statement_timeout_s: float,
+        prove_session: bool,
     ) -> None:
         self._dsn = dsn
+        self._prove_session = prove_session
         self._origin = origin
         self._role = role
         self._connect_timeout_s = max(2, math.ceil(connect_timeout_s))
@@ -384,6 +398,9 @@ class _Attempt:
         found = owner.execute(_SET_UP, values).fetchone()
         if found is None:
             raise Unavailable("Postgres does not know the backend of this connection")
+        # A pooler gives its clients a key for cancelling of its own making: the pid in it is no backend's.
+        if self._prove_session and owner.pgconn.backend_pid != found[0]:
+            self._require_session(owner)
         with contextlib.suppress(psycopg.errors.InvalidParameterValue):
             owner.execute(_LOOK_FOR_US)
         pgconn = owner.pgconn
@@ -394,6 +411,29 @@ class _Attempt:
         pgconn.nonblocking = 1
         pgconn.enter_pipeline_mode()
         return Backend(*found[:2]), server_version
+
+    def _require_session(self, owner: psycopg.Connection[Row]) -> None:
+        """Refuse a pooler that gives a backend to a client for a transaction or a statement only.
+
+        What we set (tenant, role, origin) would stay with a backend that goes on to serve others, and our next
+        statement would run under what those have set: another tenant's rights, an empty directory, a name in the
+        announcements that is not ours. Nor could a lost write be settled, since no backend is its own.
+
+        Told by asking two connections for their backends, in random order: in session mode each has one of its own.
+        """
+        with connect_sync(self._dsn, connect_timeout_s=self._connect_timeout_s) as other:
+            seen: tuple[set[str], set[str]] = (set(), set())
+            for _ in range(_ASKED):
+                which = random.randrange(2)  # noqa: S311  (guards nothing: a pooler that takes turns must not fool us)
+                result = (owner, other)[which].pgconn.exec_(_ASK_PID)
+                if result.status != _TUPLES_OK:
+                    raise psycopg.OperationalError(result.error_message.decode("utf-8", "replace"))
+                seen[which].add((result.get_value(0, 0) or b"").decode())
+        if max(map(len, seen)) > 1 or seen[0] & seen[1]:
+            raise BadConfig(
+                f"{dsns.place(self._dsn)} is a pooler in transaction mode, which cannot be used",
+                hint="Connect to the server itself, or to a pooler in session mode.",
+            )
 
 
 def connect_sync(dsn: str, *, connect_timeout_s: int = 5) -> psycopg.Connection[Row]:

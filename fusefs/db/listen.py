@@ -66,6 +66,8 @@ class Listener:
 
     Args:
         dsn: must reach the server itself or a pooler in session mode.
+        announce_dsn: where those write who are listened to; `dsn` without it. That both are one database is proved
+            at each connection.
         origin: as for `Connection.open`.
         on_notify: called with channel and payload, in the order of the commits; returns whether it was news
             (another's announcement).
@@ -85,8 +87,10 @@ class Listener:
         on_live: Callable[[], None],
         heartbeat_s: float = 5.0,
         silence_s: float = 5.0,
+        announce_dsn: str | None = None,
     ) -> None:
         self._dsn = dsn
+        self._announce_dsn = announce_dsn or dsn
         self._origin = origin
         self._on_notify = on_notify
         self._on_lost = on_lost
@@ -313,7 +317,9 @@ class Listener:
 
     async def _connect(self, limiter: trio.CapacityLimiter) -> Connection:
         """A connection with LISTEN in force on every channel, proved by an announcement from another one."""
-        conn = await Connection.open(self._dsn, origin=self._origin, connect_timeout_s=self._silence_s, limiter=limiter)
+        conn = await Connection.open(
+            self._dsn, origin=self._origin, connect_timeout_s=self._silence_s, limiter=limiter, prove_session=True
+        )
         try:
             echo = f"fusefs_echo_{uuid.uuid4().hex}"
             for name in [_identifier(echo), *self._channels.values()]:
@@ -329,7 +335,9 @@ class Listener:
                 return conn
             raise Unavailable(
                 "announcements from Postgres do not arrive",
-                hint="Connect to the server itself, or to a pooler in session mode.",
+                hint="Connect to the server itself, or to a pooler in session mode."
+                if self._announce_dsn == self._dsn
+                else "--listen-dsn must lead to the server of --dsn and to the same database there.",
             )
         except psycopg.Error as exc:
             conn.close()
@@ -342,7 +350,7 @@ class Listener:
         """From a second connection: a pooler that swallows LISTEN may still pass on what the same server
         connection announces to itself."""
         other = await Connection.open(
-            self._dsn, origin=self._origin, connect_timeout_s=self._silence_s, limiter=limiter
+            self._announce_dsn, origin=self._origin, connect_timeout_s=self._silence_s, limiter=limiter
         )
         try:
             await other.run(_ANNOUNCE, (channel,))

@@ -203,6 +203,7 @@ class Database:
         self._lost = 0
         self._reconnects = 0
         self._watch_scope = trio.CancelScope()
+        self._proved = False  # that connections of this DSN keep their backends
 
     @property
     def trips(self) -> int:
@@ -462,7 +463,9 @@ class Database:
                 connect_timeout_s=self._write_timeout_s,
                 statement_timeout_s=self._statement_timeout_s,
                 limiter=self._limiter,
+                prove_session=not self._proved,
             )
+            self._proved = True
             if self._closed:
                 conn.close()
             self._check_open()
@@ -557,7 +560,8 @@ async def open_database(
         statement_timeout_s: after which the server ends a statement; 0 for never (long maintenance).
         role: see `Connection.open`.
 
-    Raises NotConnected at once when the first connection cannot be made.
+    Raises NotConnected at once when the first connection cannot be made; BadConfig for a pooler in transaction
+    mode.
     """
     database = Database(
         dsn,

@@ -369,3 +369,27 @@ async def test_a_dsn_that_is_none() -> None:
     with pytest.raises(errors.BadConfig) as caught:
         await Connection.open("postgresql://u:pw-secret@[broken", origin="o1")
     assert "secret" not in str(caught.value)
+
+
+async def test_a_pooler_in_session_mode_is_as_good_as_the_server(connect: Connect, plain: str) -> None:
+    async with open_relay(plain) as relay:
+        relay.is_pooler = True
+        conn = await connect(relay.dsn, prove_session=True)
+        assert relay.accepted == 2, "it was asked what it is"
+        assert await conn.run(PID) == [(conn.backend_pid,)]
+        relay.is_pooler = False
+        await connect(relay.dsn, prove_session=True)
+        assert relay.accepted == 3, "a server is not asked"
+
+
+@pytest.mark.parametrize("answer", ["4711", "(random() * 1000)::int"], ids=["shared", "changing"])
+async def test_a_pooler_in_transaction_mode_is_refused(
+    connect: Connect, plain: str, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    """Two connections find themselves on one backend, or one connection on several."""
+    monkeypatch.setattr("fusefs.db.connection._ASK_PID", f"select {answer}".encode())
+    async with open_relay(plain) as relay:
+        relay.is_pooler = True
+        with pytest.raises(errors.BadConfig, match="is a pooler in transaction mode") as caught:
+            await connect(relay.dsn, prove_session=True)
+        assert "session mode" in caught.value.given_hint

@@ -150,9 +150,12 @@ def test_a_password_is_in_no_command_line_log_or_record(commands: Commands, wher
     assert "hunter2" in Path(f"/proc/{pid}/environ").read_text()
 
 
-def test_a_password_on_the_command_line_of_the_foreground_is_hidden(commands: Commands, where: Path) -> None:
+@pytest.mark.parametrize("option", ["--dsn", "--listen-dsn"])
+def test_a_password_on_the_command_line_of_the_foreground_is_hidden(
+    commands: Commands, where: Path, option: str
+) -> None:
     dsn = make_conninfo(commands.namespace.dsn, password="hunter2")
-    with foreground(commands, where, "--dsn", dsn) as (process, ready):
+    with foreground(commands, where, option, dsn) as (process, ready):
         assert ready["pid"] == process.pid
         assert b"hunter2" not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
 
