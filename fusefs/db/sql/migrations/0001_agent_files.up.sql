@@ -493,11 +493,19 @@ create trigger fusefs_after_delete after delete on agent_files
   for each row execute function fusefs_after_delete_v1();
 
 -- History has no foreign key: two look-ups less for each commit.
-create function fusefs_purge_history_v1() returns trigger language plpgsql security definer
-  set search_path from current as $$
+-- The only function with the owner's rights, since whoever deletes an agent may have none on its history. So it is
+-- nobody's to call (as the trigger of a caller's own table it would purge anybody's history), and temporary tables
+-- come last in its search path (a caller's own one of that name would run the caller's triggers as the owner).
+create function fusefs_purge_history_v1() returns trigger language plpgsql security definer as $$
 begin
   delete from agent_file_versions where tenant_id = old.tenant_id and agent_id = old.id;
   return null;
+end
+$$;
+revoke execute on function fusefs_purge_history_v1() from public;
+do $$
+begin
+  execute format('alter function fusefs_purge_history_v1() set search_path = %I, pg_temp', current_schema());
 end
 $$;
 create trigger fusefs_purge_history after delete on agents
