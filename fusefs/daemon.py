@@ -149,9 +149,8 @@ async def _serve(spec: MountSpec, on_ready: Callable[[Ready], None]) -> None:
 async def _root(spec: MountSpec, db: Database, mounted: Mounted) -> tuple[Filesystem, Scope | None]:
     """What the mount shows at its root, and the scope of a mount of one session."""
     if spec.layout is not Layout.AGENT:
-        if spec.tenant is not None:
-            await tenants.find_tenant(db, spec.tenant)
-        shape = Shape(spec.layout is Layout.HOST, spec.principal, spec.tenant)
+        only = None if spec.tenant is None else (await tenants.find_tenant(db, spec.tenant)).id
+        shape = Shape(spec.layout is Layout.HOST, spec.principal, only)
         return LayoutFs(mounted, shape), None
     if spec.tenant is None or spec.agent is None:
         raise BadScope("name a tenant and an agent")

@@ -41,7 +41,8 @@ class Folder(Node):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a layout shows: with sessions (a host's) or every session in one (an administrator's)."""
+    """What a layout shows: with sessions (a host's) or every session in one (an administrator's); of one tenant, by
+    its id, or of all."""
 
     sessions: bool
     principal: Principal
@@ -68,7 +69,7 @@ class LayoutFs(Filesystem):
     def stat(self, inode: Inode) -> Stat:
         settings = self._mounted.settings
         return Stat(
-            inode.kino, inode.node.generation, 0o755 | Kind.DIR.mode_type, 1, settings.uid, settings.gid, 0,
+            inode.kino, inode.generation, 0o755 | Kind.DIR.mode_type, 1, settings.uid, settings.gid, 0,
             self._started_ns, self._started_ns, self._started_ns, _TIMEOUT_S, _TIMEOUT_S,
         )  # fmt: skip
 
@@ -177,7 +178,7 @@ class LayoutFs(Filesystem):
         self._folders.pop(inode.node.id, None)
 
     def _shown(self, tenant: tenants.Tenant) -> bool:
-        return self._shape.only_tenant in (None, tenant.id, tenant.slug)
+        return self._shape.only_tenant in (None, tenant.id)
 
     @staticmethod
     def _folder(inode: Inode) -> Folder:

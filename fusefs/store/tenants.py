@@ -1,8 +1,8 @@
 """Tenants and agents: finding them by slug or UUID, adding and removing them.
 
-Decided here and only here: what a slug may be, and that a name which fits nothing or more than one agent is an
-error, never a default (HF-15). Adding and removing needs a database login that owns the tables; the daemon's
-role may only read them.
+Decided here and only here: what a slug may be, that a name which fits nothing or more than one agent is an error,
+never a default (HF-15), and that a name which reads as a UUID is one. Adding and removing needs a database login that
+owns the tables; the daemon's role may only read them.
 
 Threading: stateless; every function may run at once with any other.
 """
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 from fusefs.db.pool import Database
 from fusefs.db.queries import query
-from fusefs.rules.errors import BadConfig, Exists, UnknownScope
+from fusefs.rules.config import Limits
+from fusefs.rules.errors import BadConfig, Exists, FsError, UnknownScope
+from fusefs.rules.paths import check_name
 from fusefs.rules.scope import valid_session
 from fusefs.store import namespaces
 
@@ -28,6 +30,8 @@ _INSERT_AGENT = query("insert_agent")
 _DELETE_AGENT = query("delete_agent")
 _SET_QUOTAS = query("set_quotas")
 _MEASURE_NAMESPACE = query("measure_namespace")
+
+_NAMES = Limits()
 
 NO_QUOTA = -1
 """Given to `set_quotas` to remove a quota; None leaves it as it is."""
@@ -44,7 +48,7 @@ class Tenant:
 
     @property
     def name(self) -> str:
-        return self.slug or self.id
+        return _name(self.slug, self.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class Agent:
 
     @property
     def name(self) -> str:
-        return self.slug or self.id
+        return _name(self.slug, self.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,18 @@ def as_uuid(name: str) -> str | None:
         return str(uuid.UUID(name))
     except ValueError:
         return None
+
+
+def _name(slug: str | None, known_id: str) -> str:
+    """What a tenant or an agent is called, also as a folder: its slug, unless another program set one that cannot
+    name a folder (one such name would spoil the listing of all) or that reads as a UUID, perhaps somebody else's."""
+    if not slug or as_uuid(slug) is not None:
+        return known_id
+    try:
+        check_name(slug, _NAMES)
+    except FsError:
+        return known_id
+    return slug
 
 
 def check_slug(what: str, slug: str) -> None:

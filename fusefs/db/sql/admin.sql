@@ -8,10 +8,11 @@ select t.id, t.slug, extract(epoch from t.created_at)::float8,
 from tenants t order by t.slug nulls last, t.id;
 
 -- name: find_tenant
--- One tenant; $1 a UUID or null, $2 a slug or null.
+-- One tenant; $1 a UUID or null, $2 a slug, which counts only where there is no UUID: another program may let tenants
+-- choose theirs, and one that reads as somebody else's UUID must not be found by it.
 select t.id, t.slug, extract(epoch from t.created_at)::float8,
   (select count(*) from agents a where a.tenant_id = t.id)
-from tenants t where t.id = $1::uuid or t.slug = $2;
+from tenants t where t.id = $1::uuid or ($1::uuid is null and t.slug = $2);
 
 -- name: insert_tenant
 -- A new tenant. No row: the slug is taken.
@@ -28,9 +29,9 @@ select tenant_id, id, slug, extract(epoch from created_at)::float8
 from agents where tenant_id = $1::uuid order by slug nulls last, id;
 
 -- name: find_agents
--- Agents of any tenant; $1 a tenant or null, $2 a UUID or null, $3 a slug or null.
+-- Agents of any tenant; $1 a tenant or null, $2 a UUID or null, $3 a slug, which counts only where there is no UUID.
 select tenant_id, id, slug, extract(epoch from created_at)::float8
-from agents where ($1::uuid is null or tenant_id = $1::uuid) and (id = $2::uuid or slug = $3);
+from agents where ($1::uuid is null or tenant_id = $1::uuid) and (id = $2::uuid or ($2::uuid is null and slug = $3));
 
 -- name: insert_agent
 -- A new agent. No row: the slug is taken.
