@@ -103,7 +103,7 @@ class ControlFs(Filesystem):
             size = len(self._generate(node.what))
         stamp = self._fs.root.node.mtime_ns
         return Stat(
-            inode.kino, node.generation, mode | node.kind.mode_type, 1, settings.uid, settings.gid, size,
+            inode.kino, inode.generation, mode | node.kind.mode_type, 1, settings.uid, settings.gid, size,
             stamp, stamp, stamp, 0.0, 0.0,
         )  # fmt: skip
 

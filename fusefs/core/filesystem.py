@@ -63,9 +63,23 @@ class Inode:
         kernel_version: the version whose pages the kernel holds, None when unknown.
         pinned: content of an orphan, kept while handles are open.
         absent: names of a directory that the kernel may remember as missing.
+        generation: what a file handle must know beside the number. Of the inode, not of the node: a session's view of
+            a file says nothing of another session's.
     """
 
-    __slots__ = ("absent", "buffer", "handles", "kernel_version", "kino", "lock", "lookups", "node", "owner", "pinned")
+    __slots__ = (
+        "absent",
+        "buffer",
+        "generation",
+        "handles",
+        "kernel_version",
+        "kino",
+        "lock",
+        "lookups",
+        "node",
+        "owner",
+        "pinned",
+    )
 
     def __init__(self, owner: Filesystem, node: Node, kino: int) -> None:
         self.owner = owner
@@ -77,6 +91,7 @@ class Inode:
         self.handles: set[Handle] = set()
         self.pinned: bytes | None = None
         self.absent: set[str] | None = None
+        self.generation = secrets.randbits(32)
         self.lock = Guard()
 
     def remember_absent(self, name: str) -> bool:

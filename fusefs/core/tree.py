@@ -10,7 +10,6 @@ awaits, is in `namespace.py`.
 
 from __future__ import annotations
 
-import secrets
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -44,7 +43,6 @@ class Node:
         "changed_ns",
         "children",
         "ctime_ns",
-        "generation",
         "gid",
         "gone",
         "id",
@@ -94,7 +92,6 @@ class Node:
         self.revived = False
         self.where: str | None = None
         self.inodes: list[Any] = []
-        self.generation = secrets.randbits(32)
 
     @property
     def path(self) -> str:

@@ -97,7 +97,7 @@ class SessionFs(Filesystem):
         timeout_s = 0.0 if self._strict or not self.ns.live else settings.kernel_timeout_s
         return Stat(
             inode.kino,
-            node.generation,
+            inode.generation,
             mode | node.kind.mode_type,
             0 if node.gone else 1,
             settings.uid if uid is None else uid,
