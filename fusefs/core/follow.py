@@ -21,8 +21,14 @@ from fusefs.rules.config import Limits
 from fusefs.rules.model import Kind, NodeRow
 
 _WIDEST = Limits(max_path_depth=512, max_path_bytes=8192)
-_INOS = (1024, 1 << 39)
+_INOS = range(1024, 1 << 39)
 """What the sequence of incarnations gives; see the schema."""
+
+_COUNTS = range(1 << 31)
+_MODES = range(1 << 12)
+_OWNERS = range(1 << 32)
+_TIMES = range(-(1 << 63), 1 << 63)
+"""What the columns of the schema hold. A number beyond could not even be told to the kernel."""
 
 _log = telemetry.get_logger()
 
@@ -199,11 +205,15 @@ class Follower:
 def _parse(fields: list[Any]) -> tuple[NodeRow, str | None, int | None]:
     """The order of `fusefs_announce_v1`. Raises ValueError or TypeError for anything else."""
     _, _, path, old_path, node_id, kind, ino, version, size, mode, uid, gid, mtime_ns, ctime_ns, session, old = fields
-    if not all(type(number) is int for number in (ino, version, size, mode, mtime_ns, ctime_ns)):
+    numbers = (
+        (ino, _INOS), (version, _COUNTS), (size, _COUNTS), (mode, _MODES), (mtime_ns, _TIMES), (ctime_ns, _TIMES),
+    )  # fmt: skip
+    if not all(type(number) is int and number in allowed for number, allowed in numbers):
         raise ValueError("not an announcement")
-    if not all(number is None or type(number) is int for number in (uid, gid, old)):
+    optional = ((uid, _OWNERS), (gid, _OWNERS), (old, _COUNTS))
+    if not all(number is None or (type(number) is int and number in allowed) for number, allowed in optional):
         raise ValueError("not an announcement")
-    if not all(isinstance(text, str) for text in (path, node_id, session)) or not _INOS[0] <= ino < _INOS[1]:
+    if not all(isinstance(text, str) for text in (path, node_id, session)):
         raise ValueError("not an announcement")
     for each in (path, path if old_path is None else old_path):
         if not isinstance(each, str) or each == "/" or paths.normalise(each, _WIDEST) != each:

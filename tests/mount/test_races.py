@@ -157,37 +157,6 @@ def test_access_follows_the_mode(duo: Duo) -> None:
     assert os.access(duo.a / "f", os.X_OK)
 
 
-@pytest.mark.parametrize(
-    "payload",
-    [
-        '["x","rename","/a",5,"id","file",5000,1,1,420,null,null,1,1,"s",0]',
-        '["x","put","/","","id","file",5000,1,1,420,null,null,1,1,"s",0]',
-        '["x","put","/../a",null,"id","file",5000,1,1,420,null,null,1,1,"s",0]',
-        '["x","put","/a",null,"id","file",5000,1,1,420,null,null,1,1,"s","much"]',
-        '["x","put","/a",null,"id","file",3,1,1,420,null,null,1,1,"s",0]',
-        '["x"]',
-        "7",
-        "",
-        "[" * 7000,
-    ],
-    ids=str,
-)
-def test_forged_announcement_changes_nothing(duo: Duo, payload: str) -> None:
-    (duo.a / "f").write_bytes(b"text")
-    namespace = duo.files.namespace
-    ((channel,),) = namespace.execute(
-        "SELECT channel FROM agent_namespaces WHERE tenant_id = %s AND agent_id = %s",
-        (namespace.tenant_id, namespace.agent_id),
-    )
-    with psycopg.connect(namespace.dsn, autocommit=True) as conn:
-        conn.execute("SELECT pg_notify(%s, %s)", (channel, payload))
-    # A change behind it shows that the mount has taken it, and lives.
-    (duo.b / "after").write_bytes(b"after")
-    eventually(lambda: (duo.a / "after").read_bytes() == b"after", "the change behind the forged announcement")
-    assert (duo.a / "f").read_bytes() == b"text"
-    assert duo.a.mount.process.poll() is None
-
-
 def test_times_and_owners_at_the_edge(duo: Duo) -> None:
     path = duo.a / "f"
     with open(path, "wb") as file:
