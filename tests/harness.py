@@ -18,6 +18,7 @@ import selectors
 import shutil
 import signal
 import subprocess
+import sys
 import sysconfig
 import tempfile
 import time
@@ -34,6 +35,7 @@ import trio
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from fusefs.cli.processes import abort_connection
 from fusefs.db import embedded
 from fusefs.db.pool import open_database
 from fusefs.rules.errors import FsError
@@ -233,10 +235,9 @@ def holders(mountpoint: Path) -> list[str]:
 def lazy_umount(mountpoint: str) -> None:
     """Take a mount away however its daemon is: abort the connection, then detach."""
     for device, point in mount_table():
-        abort = Path("/sys/fs/fuse/connections", device.partition(":")[2], "abort")
         if point == mountpoint:
             with contextlib.suppress(OSError):  # not ours to abort, or gone already: detaching still works
-                abort.write_text("1")
+                abort_connection(int(device.partition(":")[2]), point)
     subprocess.run(["fusermount3", "-u", "-z", "-q", mountpoint], check=False, stdin=subprocess.DEVNULL)
 
 
@@ -257,6 +258,58 @@ def command_environment(suite_dir: Path, dsn: str | None = None) -> dict[str, st
     if dsn is not None:
         env["HANGO_FS_DSN"] = dsn
     return env
+
+
+_WATCHDOG = """
+import os, select, sys
+from fusefs.cli.processes import abort_connection
+seconds, *mounts = sys.argv[1:]
+os.write(1, b"r")
+while os.read(0, 1):
+    if not select.select([0], [], [], float(seconds))[0] or not os.read(0, 1):
+        for each in mounts:
+            number, _, mountpoint = each.partition(":")
+            abort_connection(int(number), mountpoint)
+        sys.exit(1)
+"""
+
+
+class Watchdog:
+    """A process that ends the connections of mounts when a block of a test takes too long: a process that waits
+    in a frozen mount cannot be helped otherwise. Use as a context manager for as long as the mounts live."""
+
+    def __init__(self, mounts: Sequence[Mount], seconds: float) -> None:
+        points = [str(mount.path) for mount in mounts]
+        found = [f"{device.partition(':')[2]}:{point}" for device, point in mount_table() if point in points]
+        assert len(found) == len(points)
+        self._seconds = seconds
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _WATCHDOG, str(seconds), *found],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.read(1) == b"r"
+
+    def __enter__(self) -> Watchdog:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._process.communicate()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """The block must end in time."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b".")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(b".")
+            hung = self._process.poll() is not None
+        assert not hung, f"it hung; the connections were ended after {self._seconds:.0f} s"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,39 @@ import re
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import Enum
 
 import trio
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 _BACKEND_KEY = re.compile(rb"(K\0\0\0.)....(?=.{4})", re.DOTALL)
+
+
+class Which(Enum):
+    """The connections that a command is for. One counts as the listener's from its first LISTEN on."""
+
+    ALL = "all"
+    LISTENER = "listener"
+    STATEMENTS = "statements"
+
+    def __contains__(self, pair: Pair) -> bool:
+        return self is Which.ALL or (self is Which.LISTENER) == pair.listens
+
+
+@dataclass(eq=False, slots=True)
+class Pair:
+    """A client and the server behind it. `stranded`: the server has gone, and the client is not told."""
+
+    client: trio.SocketStream
+    server: trio.SocketStream
+    listens: bool = False
+    stranded: bool = False
+    answer_lost: bool = False
+
+    def close(self) -> None:
+        self.client.socket.close()
+        self.server.socket.close()
 
 
 class Relay:
@@ -25,9 +53,10 @@ class Relay:
     def __init__(self, dsn: str, nursery: trio.Nursery) -> None:
         self._target = conninfo_to_dict(dsn)
         self._nursery = nursery
-        self._pairs: list[tuple[trio.abc.Stream, trio.abc.Stream]] = []
-        self._flowing = trio.Event()
-        self._flowing.set()
+        self._pairs: list[Pair] = []
+        self._frozen: set[Which] = set()
+        self._thawed = trio.Event()
+        self.held = 0
         self._listener: trio.SocketListener | None = None
         self._scope = trio.CancelScope()
         self.port = 0
@@ -61,19 +90,39 @@ class Relay:
         await self.refuse()
         self.cut()
 
-    def cut(self) -> None:
-        for pair in self._pairs:
-            for stream in pair:
-                stream.socket.close()  # type: ignore[attr-defined]
-        self._pairs.clear()
+    def cut(self, which: Which = Which.ALL) -> None:
+        """Close connections: both ends are told."""
+        for pair in [pair for pair in self._pairs if pair in which]:
+            pair.close()
+            self._pairs.remove(pair)
         self.cut_happened.set()
 
-    def freeze(self) -> None:
-        """Pass nothing on any more: a peer that is there and silent."""
-        self._flowing = trio.Event()
+    def strand(self, which: Which = Which.ALL) -> None:
+        """Leave connections half open: the server's end is closed, and the client's end takes what is sent and
+        never answers. New connections work."""
+        for pair in self._pairs:
+            if pair in which:
+                pair.stranded = True
+                pair.server.socket.close()
+
+    def freeze(self, which: Which = Which.ALL) -> None:
+        """Pass nothing on any more, of new connections neither: a peer that is there and silent."""
+        self._frozen.add(which)
 
     def thaw(self) -> None:
-        self._flowing.set()
+        """Pass on what was held up, and what comes."""
+        self._frozen.clear()
+        self._thawed.set()
+        self._thawed = trio.Event()
+
+    async def _pass(self, pair: Pair) -> None:
+        """Return when the pair is not frozen."""
+        self.held += 1
+        try:
+            while any(pair in which for which in self._frozen):
+                await self._thawed.wait()
+        finally:
+            self.held -= 1
 
     async def _lost(self) -> None:
         if self.shut_after_loss:
@@ -86,36 +135,32 @@ class Relay:
     async def _serve(self, client: trio.SocketStream) -> None:
         self.accepted += 1
         server = await trio.open_unix_socket(f"{self._target['host']}/.s.PGSQL.5432")
-        pair = (client, server)
+        pair = Pair(client, server)
         self._pairs.append(pair)
-        answer_lost = [False]
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._pump, client, server, True, answer_lost, pair)
-                nursery.start_soon(self._pump, server, client, False, answer_lost, pair)
+                nursery.start_soon(self._pump, pair, True)
+                nursery.start_soon(self._pump, pair, False)
         finally:
-            client.socket.close()
-            server.socket.close()
+            pair.close()
 
-    async def _pump(
-        self,
-        source: trio.SocketStream,
-        sink: trio.SocketStream,
-        from_client: bool,
-        answer_lost: list[bool],
-        pair: tuple[trio.abc.Stream, trio.abc.Stream],
-    ) -> None:
+    async def _pump(self, pair: Pair, from_client: bool) -> None:
+        source, sink = (pair.client, pair.server) if from_client else (pair.server, pair.client)
         try:
             while data := await source.receive_some(65536):
-                await self._flowing.wait()
+                if from_client and b"listen " in data:
+                    pair.listens = True
+                await self._pass(pair)
+                if pair.stranded:
+                    continue
                 if from_client and self.lose_request is not None and self.lose_request in data:
                     self.lose_request = None
                     await self._lost()
                     break
                 if from_client and self.lose_answer is not None and self.lose_answer in data:
                     self.lose_answer = None
-                    answer_lost[0] = True
-                elif not from_client and answer_lost[0]:
+                    pair.answer_lost = True
+                elif not from_client and pair.answer_lost:
                     await self._lost()
                     break
                 if not from_client and self.is_pooler:
@@ -123,8 +168,9 @@ class Relay:
                 await sink.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
-        for stream in pair:
-            stream.socket.close()  # type: ignore[attr-defined]
+        if pair.stranded and not from_client:
+            return
+        pair.close()
         if pair in self._pairs:
             self._pairs.remove(pair)
             self.cut_happened.set()
@@ -175,6 +221,23 @@ class Line:
     def lose(self, *, request: bytes | None = None, answer: bytes | None = None, all_of_it: bool = True) -> None:
         """Lose the next request that contains a marker, or the answer to it; with `all_of_it` the server too."""
         self.relay.lose_request, self.relay.lose_answer, self.relay.shut_after_loss = request, answer, all_of_it
+
+    def cut(self, which: Which = Which.ALL) -> None:
+        trio.from_thread.run_sync(self.relay.cut, which, trio_token=self._token)
+
+    def strand(self, which: Which = Which.ALL) -> None:
+        trio.from_thread.run_sync(self.relay.strand, which, trio_token=self._token)
+
+    def freeze(self, which: Which = Which.ALL) -> None:
+        trio.from_thread.run_sync(self.relay.freeze, which, trio_token=self._token)
+
+    @property
+    def held(self) -> int:
+        """How many packets a freeze holds up."""
+        return self.relay.held
+
+    def thaw(self) -> None:
+        trio.from_thread.run_sync(self.relay.thaw, trio_token=self._token)
 
     async def _run(self) -> None:
         self._token, self._stop = trio.lowlevel.current_trio_token(), trio.Event()
