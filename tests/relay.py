@@ -206,17 +206,8 @@ class Line:
     def refuse(self) -> None:
         trio.from_thread.run(self.relay.refuse, trio_token=self._token)
 
-    def freeze(self) -> None:
-        trio.from_thread.run_sync(self.relay.freeze, trio_token=self._token)
-
-    def cut(self) -> None:
-        trio.from_thread.run_sync(self.relay.cut, trio_token=self._token)
-
     def open(self) -> None:
         trio.from_thread.run(self.relay.open, trio_token=self._token)
-
-    def thaw(self) -> None:
-        trio.from_thread.run_sync(self.relay.thaw, trio_token=self._token)
 
     def lose(self, *, request: bytes | None = None, answer: bytes | None = None, all_of_it: bool = True) -> None:
         """Lose the next request that contains a marker, or the answer to it; with `all_of_it` the server too."""
@@ -235,9 +226,6 @@ class Line:
     def held(self) -> int:
         """How many packets a freeze holds up."""
         return self.relay.held
-
-    def thaw(self) -> None:
-        trio.from_thread.run_sync(self.relay.thaw, trio_token=self._token)
 
     async def _run(self) -> None:
         self._token, self._stop = trio.lowlevel.current_trio_token(), trio.Event()

@@ -265,9 +265,7 @@ def test_change_is_seen_through_everything_that_the_kernel_keeps(duo: Duo, tmp_p
 
 
 @pytest.mark.parametrize("change", SQL_CHANGES)
-def test_change_by_sql_is_seen_through_everything_that_the_kernel_keeps(
-    duo: Duo, tmp_path: Path, change: str
-) -> None:
+def test_change_by_sql_is_seen_through_everything_that_the_kernel_keeps(duo: Duo, tmp_path: Path, change: str) -> None:
     statements, model = SQL_CHANGES[change]
     namespace = duo.files.namespace
     keys = {"tenant": namespace.tenant_id, "agent": namespace.agent_id}

@@ -11,7 +11,6 @@ import errno
 import itertools
 import mmap
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
