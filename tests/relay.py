@@ -209,6 +209,9 @@ class Line:
     def open(self) -> None:
         trio.from_thread.run(self.relay.open, trio_token=self._token)
 
+    def thaw(self) -> None:
+        trio.from_thread.run_sync(self.relay.thaw, trio_token=self._token)
+
     def lose(self, *, request: bytes | None = None, answer: bytes | None = None, all_of_it: bool = True) -> None:
         """Lose the next request that contains a marker, or the answer to it; with `all_of_it` the server too."""
         self.relay.lose_request, self.relay.lose_answer, self.relay.shut_after_loss = request, answer, all_of_it

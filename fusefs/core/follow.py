@@ -49,6 +49,8 @@ class Follower:
         """Take one announcement. Whoever may use the table may send one: nothing in it ends the mount, and
         one that cannot be understood voids what is cached. Returns whether it was another's."""
         if payload.startswith(self._own):
+            if self.ns.moving:
+                self._take_own_move(payload)
             return False
         telemetry.counters.requests["announcement"] += 1
         try:
@@ -72,6 +74,16 @@ class Follower:
             self._rename(row, old_path, exchange=op == "exchange")
         else:
             raise ValueError("not an announcement")
+
+    def _take_own_move(self, payload: str) -> None:
+        """A move of a directory by this daemon, in its turn. Whoever forges one can, at worst, make it early."""
+        try:
+            row, old_path, _ = _parse(json.loads(payload))
+        except (ValueError, TypeError, RecursionError):
+            return
+        take = self.ns.moving.pop(old_path, None) if old_path is not None else None
+        if take is not None:
+            take(row)
 
     def lost(self) -> None:
         """Announcements may have been missed: nothing cached counts until `live`."""

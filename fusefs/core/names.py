@@ -358,28 +358,61 @@ class Names:
                 expected = self.session.expects(target)
         tries = 0
         while True:
+            old_path = source.path
             try:
-                row = await files.rename(
-                    self.ns.db,
-                    self.scope,
-                    self._limits,
-                    (source.id, source.path),
-                    (None if target is None else target.id, paths.join(new_directory.path, new_name)),
-                    expected=expected,
-                    mode=mode,
-                )
+                await self._move(directory, source, new_directory, new_name, target, expected, mode)
                 break
             except NotFound:
                 tries += 1
-                before = source.path, new_directory.path
+                before = old_path, new_directory.path
                 await self.ns.barrier()
                 if tries > 1 or source.gone or new_directory.gone or before == (source.path, new_directory.path):
                     raise
-        self._renamed(directory, source, new_directory, new_name, target, row, mode)
         for each in {directory, new_directory}:
             # Others moved something there before our answer was here: the kernel, which believes in our move from
             # now on, is told what there is.
             await self.ns.load_again(each)
+
+    async def _move(
+        self,
+        directory: Node,
+        source: Node,
+        new_directory: Node,
+        new_name: str,
+        target: Node | None,
+        expected: int | None,
+        mode: str,
+    ) -> None:
+        """Move in Postgres, and take it into the mirror.
+
+        A directory's move waits for its turn among the announcements: what others made below the old path is
+        still to be found there, and below the new path only afterwards.
+        """
+        ns, path = self.ns, source.path
+
+        def take(row: NodeRow) -> None:
+            self._renamed(directory, source, new_directory, new_name, target, row, mode)
+
+        in_turn = Kind.DIR in (source.kind, None if target is None else target.kind)
+        if in_turn:
+            ns.moving[path] = take
+        try:
+            row = await files.rename(
+                ns.db,
+                self.scope,
+                self._limits,
+                (source.id, path),
+                (None if target is None else target.id, paths.join(new_directory.path, new_name)),
+                expected=expected,
+                mode=mode,
+            )
+            if in_turn:
+                await ns.barrier()
+        except BaseException:
+            ns.moving.pop(path, None)
+            raise
+        if not in_turn or ns.moving.pop(path, None) is not None:
+            take(row)
 
     def _renamed(
         self,

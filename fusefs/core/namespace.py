@@ -93,6 +93,8 @@ class Namespace:
         self._reader = Reader(contents, self._fetch)
         self._loading: dict[Node, trio.Event] = {}
         self._touched: dict[str, int] = {}
+        # Own moves of directories that wait for their announcement, by the old path: what takes them into the mirror.
+        self.moving: dict[str, Callable[[NodeRow], None]] = {}
         self._doubts: list[Doubt] = []
         self._settling = trio.Lock()
         root = self.tree.root

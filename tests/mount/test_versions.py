@@ -220,6 +220,7 @@ def test_equal_content_makes_no_new_version(duo: Duo) -> None:
 
 def test_same_bytes_from_both_sessions(duo: Duo) -> None:
     duo.b.ok("echo one > f; cat f > /dev/null")
+    eventually(lambda: os.stat(duo.a / "f").st_size == 4, "the file in session a")
     fd = os.open(duo.a / "f", os.O_WRONLY | os.O_TRUNC)
     os.write(fd, b"agreed\n")
     duo.b.ok("echo agreed > f")
