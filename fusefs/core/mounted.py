@@ -174,10 +174,11 @@ class Mounted:
             **telemetry.counters.snapshot(),
             "version": __version__,
             "live": self.listener.live,
+            "listener_reconnects": self.listener.reconnects,
             "sessions": len(self.sessions),
-            "namespaces": len(self._namespaces),
+            "namespaces": self.namespace_count,
             "background_rounds": self._rounds,
-            "nodes": sum(len(ns.tree) for ns in self._namespaces.values()),
+            "nodes": self.node_count,
             "inodes": len(self.table.inodes),
             "handles": len(self.table.handles),
             "content_cache_bytes": self.contents.bytes,
@@ -186,10 +187,19 @@ class Mounted:
             "pool": asdict(self.db.statistics()),
         }
 
+    @property
+    def namespace_count(self) -> int:
+        return len(self._namespaces)
+
+    @property
+    def node_count(self) -> int:
+        """Files and directories in memory. Any thread may ask, as of `file_counts`: they iterate over a copy."""
+        return sum(len(ns.tree) for ns in list(self._namespaces.values()))
+
     def file_counts(self) -> dict[str, int]:
         """Files by tenant, for the gauge (HF-18)."""
         counts: dict[str, int] = {}
-        for (tenant_id, _), ns in self._namespaces.items():
+        for (tenant_id, _), ns in list(self._namespaces.items()):
             counts[tenant_id] = counts.get(tenant_id, 0) + ns.usage.files
         return counts
 

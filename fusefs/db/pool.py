@@ -208,9 +208,10 @@ class Database:
     @property
     def trips(self) -> int:
         """Round trips so far, those of connections that are closed by now included."""
-        return self._closed_trips + sum(conn.trips for conn in self._all)
+        return self._closed_trips + sum(conn.trips for conn in list(self._all))
 
     def statistics(self) -> PoolStatistics:
+        """Any thread may ask: nothing here iterates over what the trio thread changes."""
         return PoolStatistics(len(self._all), len(self._idle), len(self._waiting), self.trips, self._reconnects)
 
     async def run(self, tenant_id: str | None, query: Query, *params: Param) -> list[Row]:
