@@ -1,19 +1,22 @@
 """The daemon of one mount: what is started, in which order, and how it ends (layer 7).
 
-Decided here and only here: the order of start (Postgres, announcements, core, kernel, then "ready")
-and of stop (kernel requests, buffers, sessions, unmount).
+Decided here and only here: the order of start (exporters, Postgres, announcements, core, kernel, then "ready")
+and of stop (kernel requests, buffers, sessions, unmount, exporters).
 
 Threading: one trio nursery; the kernel's caches are told by threads of `fuse.notify`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from time import perf_counter
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -31,9 +34,16 @@ from fusefs.rules.errors import BadScope, MountFailed, Unavailable
 from fusefs.rules.scope import Principal, Scope, new_session
 from fusefs.store import tenants
 
+if TYPE_CHECKING:
+    from fusefs.rules.address import Address
+    from fusefs.telemetry.mounts import MountState
+
 _STOP_S = 4.0
 """How long the last commits may take beyond the write timeout: the watch's second, settling one that was lost, and the
 last steps. With the default write timeout a daemon ends within 10 s, whatever Postgres does."""
+
+_PROBE_S = 5.0
+"""How often the connection for announcements is asked where somebody looks at the answer: as often as when idle."""
 
 _log = telemetry.get_logger()
 
@@ -49,7 +59,8 @@ class Layout(Enum):
 @dataclass(frozen=True, slots=True)
 class MountSpec:
     """What to mount, as the command line says it. Tenant and agent are slugs or UUIDs. `listen_dsn` is for
-    announcements, where they need another way to the same database than the statements."""
+    announcements, where they need another way to the same database than the statements; `metrics` is where Prometheus
+    asks."""
 
     mountpoint: str
     dsn: str
@@ -63,27 +74,31 @@ class MountSpec:
     settings: Settings
     allow_other: bool
     foreground: bool
+    metrics: Address | None
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What a mount turned out to be. `connection` is its number under /sys/fs/fuse/connections."""
+    """What a mount turned out to be. `connection` is its number under /sys/fs/fuse/connections; `metrics` is where
+    Prometheus asks."""
 
     session: str | None
     tenant_id: str | None
     agent_id: str | None
     connection: int
+    metrics: Address | None
 
 
 async def serve(spec: MountSpec, on_ready: Callable[[Ready], None]) -> None:
     """Mount, and serve until unmounted or told to stop by SIGTERM, SIGINT or SIGHUP.
 
-    Raises Unavailable, SchemaMismatch, UnknownScope or MountFailed before `on_ready`; after the unmount
+    Raises BadConfig, Unavailable, SchemaMismatch, UnknownScope or MountFailed before `on_ready`; after the unmount
     Unavailable when Postgres did not take everything; in between only a fault of ours, and then the mount
     point stays: an empty directory in its place would look like "nothing there".
     """
     try:
-        await _serve(spec, on_ready)
+        with _exporters(spec.metrics) as metrics:
+            await _serve(spec, on_ready, metrics)
     except BaseExceptionGroup as group:
         error: BaseException = group
         while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
@@ -91,7 +106,16 @@ async def serve(spec: MountSpec, on_ready: Callable[[Ready], None]) -> None:
         raise error from None
 
 
-async def _serve(spec: MountSpec, on_ready: Callable[[Ready], None]) -> None:
+def _exporters(address: Address | None) -> contextlib.AbstractContextManager[Address | None]:
+    """See `telemetry.exporters`, which is loaded where somebody may want it: a mount starts faster without."""
+    if address is None and not any(name.startswith("OTEL_") for name in os.environ):
+        return contextlib.nullcontext()
+    from fusefs.telemetry.exporters import exporting
+
+    return exporting(address)
+
+
+async def _serve(spec: MountSpec, on_ready: Callable[[Ready], None], metrics: Address | None) -> None:
     if spec.layout is Layout.HOST and os.geteuid() != 0:
         raise MountFailed(
             "a host's mount needs root", hint="Only root can keep its own view from following agents' symlinks."
@@ -127,7 +151,9 @@ async def _serve(spec: MountSpec, on_ready: Callable[[Ready], None]) -> None:
                 async with trio.open_nursery() as serving:
                     serving.start_soon(_stop_on_signal, kernel)
                     serving.start_soon(mounted.work_in_background)
-                    serving.start_soon(_say_ready, kernel, scope, on_ready)
+                    if telemetry.is_measuring():
+                        serving.start_soon(_observe, mounted, listener, db)
+                    serving.start_soon(_say_ready, kernel, scope, metrics, on_ready)
                     await kernel.serve()
                     serving.cancel_scope.cancel()
                 clean = True
@@ -165,12 +191,77 @@ async def _root(spec: MountSpec, db: Database, mounted: Mounted) -> tuple[Filesy
     return await mounted.open_session(scope, index=0), scope
 
 
-async def _say_ready(kernel: KernelMount, scope: Scope | None, on_ready: Callable[[Ready], None]) -> None:
+async def _say_ready(
+    kernel: KernelMount, scope: Scope | None, metrics: Address | None, on_ready: Callable[[Ready], None]
+) -> None:
     connection = await kernel.wait_answer()
     if scope is None:
-        on_ready(Ready(None, None, None, connection))
+        on_ready(Ready(None, None, None, connection, metrics))
     else:
-        on_ready(Ready(scope.session, scope.tenant_id, scope.agent_id, connection))
+        on_ready(Ready(scope.session, scope.tenant_id, scope.agent_id, connection, metrics))
+
+
+class _Probe:
+    """Asks the connection for announcements every few seconds and notes how long the answer takes.
+
+    Only where somebody looks at it: it is one more round trip while others are made. `lag_s` and `silent_s` are read in
+    the exporter's thread.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._answered_at = perf_counter()
+        self.lag_s: float | None = None
+
+    @property
+    def silent_s(self) -> float:
+        """How long ago the last answer came. It grows while Postgres is silent, and while this thread hangs."""
+        return perf_counter() - self._answered_at
+
+    async def run(self) -> None:
+        while True:
+            asked_at = perf_counter()
+            with contextlib.suppress(Unavailable):  # not live: the silence goes on
+                await self._listener.barrier()
+                self._answered_at = perf_counter()
+                self.lag_s = self._answered_at - asked_at
+            await trio.sleep(_PROBE_S)
+
+
+async def _observe(mounted: Mounted, listener: Listener, db: Database) -> None:
+    """Show the exporters this mount until it is cancelled."""
+    from fusefs.telemetry.mounts import register_mount
+
+    probe = _Probe(listener)
+    forget = register_mount(lambda: _state(mounted, listener, db, probe))
+    try:
+        await probe.run()
+    finally:
+        forget()
+
+
+def _state(mounted: Mounted, listener: Listener, db: Database, probe: _Probe) -> MountState:
+    """For the exporters, in their thread: nothing here may iterate over what the trio thread changes."""
+    from fusefs.telemetry.mounts import MountState
+
+    pool = db.statistics()
+    return MountState(
+        live=listener.live,
+        reconnects=listener.reconnects,
+        lag_s=probe.lag_s,
+        silent_s=probe.silent_s,
+        pool_size=pool.open,
+        pool_idle=pool.idle,
+        pool_waiting=pool.waiting,
+        trips=pool.trips,
+        pool_reconnects=pool.reconnects,
+        sessions=len(mounted.sessions),
+        namespaces=mounted.namespace_count,
+        nodes=mounted.node_count,
+        inodes=len(mounted.table.inodes),
+        handles=len(mounted.table.handles),
+        content_cache_bytes=mounted.contents.bytes,
+    )
 
 
 async def _stop_on_signal(kernel: KernelMount) -> None:

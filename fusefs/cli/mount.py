@@ -24,6 +24,7 @@ from fusefs.rules.scope import Principal
 
 if TYPE_CHECKING:
     from fusefs.daemon import MountSpec, Ready
+    from fusefs.rules.address import Address
 
 SECRET = frozenset({"dsn", "listen_dsn"})
 """Parameters that a daemon gets by environment: everybody may read a command line."""
@@ -88,7 +89,8 @@ def _mount(ctx: click.Context, command: str, values: dict[str, Any]) -> None:
 
 
 def _check(ctx: click.Context, command: str, values: dict[str, Any]) -> None:
-    """Refuse options that do not go together, before a daemon is started for them."""
+    """Refuse options that cannot be followed or do not go together, before a daemon is started for them."""
+    _address(values["metrics"])
     if command == "host":
         return
     given = click.core.ParameterSource.COMMANDLINE
@@ -114,7 +116,7 @@ def _start(ctx: click.Context, command: str, values: dict[str, Any]) -> None:
     ready = background.start([*arguments, "--foreground", "--", values["mountpoint_"]], environment, log)
     of = [
         f"{name} {printable(str(ready[name]))}"
-        for name in ("tenant", "agent", "session")
+        for name in ("tenant", "agent", "session", "metrics")
         if ready.get(name) is not None
     ]
     click.echo(f"mounted {values['mountpoint_']}" + (f" ({', '.join(of)})" if of else ""))
@@ -227,7 +229,20 @@ def _ready_line(spec: MountSpec, ready: Ready) -> dict[str, Any]:
         "agent": spec.agent,
         "tenant_id": ready.tenant_id,
         "agent_id": ready.agent_id,
+        "metrics": _text(ready.metrics),
     }
+
+
+def _address(text: str | None) -> Address | None:
+    if text is None:
+        return None
+    from fusefs.rules.address import Address
+
+    return Address.parse(text)
+
+
+def _text(address: Address | None) -> str | None:
+    return None if address is None else str(address)
 
 
 def _record(spec: MountSpec, ready: Ready, log_path: str) -> registry.Record:
@@ -247,6 +262,7 @@ def _record(spec: MountSpec, ready: Ready, log_path: str) -> registry.Record:
         dsn=redact(spec.dsn),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         log=log_path,
+        metrics=_text(ready.metrics),
     )
 
 
@@ -270,6 +286,7 @@ def _spec(command: str, where: str, values: dict[str, Any]) -> MountSpec:
         settings=_settings(values, read_only=layout is Layout.ALL and not values["rw"]),
         allow_other=values["allow_other"],
         foreground=True,
+        metrics=_address(values["metrics"]),
     )
 
 

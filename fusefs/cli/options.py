@@ -152,5 +152,10 @@ mounting = together(
     ),
     limits,
     rescue_dir,
+    option(
+        "--metrics",
+        metavar="ADDR",
+        help="Serve metrics to Prometheus at HOST:PORT; :PORT is on the loopback. Needs fusefs[metrics].",
+    ),
     option("--log-file", metavar="PATH", help="Log of the daemon. Default in the foreground: stderr."),
 )

@@ -29,7 +29,7 @@ LOCK_TIMEOUT_S = 10.0
 @dataclass(frozen=True, slots=True)
 class Record:
     """One mount. `dsn` has no password; `process_start` is in clock ticks since boot; `connection` is the
-    number below /sys/fs/fuse/connections."""
+    number below /sys/fs/fuse/connections; `metrics` is where Prometheus asks."""
 
     mountpoint: str
     pid: int
@@ -44,6 +44,7 @@ class Record:
     dsn: str
     started_at: str
     log: str
+    metrics: str | None = None
 
     @property
     def alive(self) -> bool:

