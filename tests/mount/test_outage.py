@@ -191,6 +191,23 @@ def test_conflict_that_postgres_does_not_take(
     assert "conflict" in put_all(rescue_dir, namespace)
 
 
+def test_conflict_that_is_not_stored_when_the_mount_ends(
+    mounted: harness.Mount, namespace: harness.Namespace, rescue_dir: Path
+) -> None:
+    """The race is known to be lost, and the time is up while its bytes are on their way."""
+    (mounted.path / "f").write_bytes(b"old\n")
+    fd = os.open(mounted.path / "f", os.O_RDWR)
+    os.write(fd, b"mine")
+    namespace.execute("update agent_files set content = 'theirs' where path = '/f'")
+    with psycopg.connect(namespace.dsn) as holder:
+        holder.execute("lock table agent_file_conflicts in share mode")
+        mounted.terminate()
+    assert errno_of(lambda: os.close(fd)) in (0, errno.ENOTCONN)
+    assert [one["path"] for one in kept(rescue_dir)] == ["/f"]
+    assert "conflict" in put_all(rescue_dir, namespace)
+    assert ("mine",) in namespace.execute("select convert_from(content, 'UTF8') from agent_file_conflicts")
+
+
 def test_rescue_directory_that_takes_nothing(
     mount: harness.MountFactory, line: Line, namespace: harness.Namespace, tmp_path: Path
 ) -> None:
