@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import signal
 import subprocess
 import tarfile
@@ -52,6 +53,27 @@ class Server(harness.PostgresServer):
     def again(self) -> None:
         embedded.ensure_running(self.data_dir)
 
+    def remember(self) -> None:
+        """Keep what it has now, for `go_back`."""
+        self.stop()
+        shutil.rmtree(self._kept, ignore_errors=True)
+        subprocess.run(["cp", "-a", self.data_dir / "pg", self._kept], check=True)
+        self.again()
+
+    def go_back(self) -> None:
+        """Have what it had then, on a timeline of its own: a standby that had got no further is the primary now."""
+        self.crash()
+        shutil.rmtree(self.data_dir / "pg")
+        self._kept.rename(self.data_dir / "pg")
+        (self.data_dir / "pg" / "recovery.signal").touch()
+        with open(self.data_dir / "pg" / "postgresql.auto.conf", "a") as conf:
+            conf.write("restore_command = 'false'\n")
+        self.again()
+
+    @property
+    def _kept(self) -> Path:
+        return self.data_dir / "pg.kept"
+
     def set(self, name: str, value: str) -> None:
         self.execute(sql.SQL("alter system set {} = {}").format(sql.Identifier(name), sql.Literal(value)))
         self.execute(sql.SQL("select pg_reload_conf()"))
@@ -78,9 +100,9 @@ def own(server: Server) -> Iterator[harness.Namespace]:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """A directory of 250 files, and beside it the same as `corpus.tar`."""
+    """A directory of 150 files, and beside it the same as `corpus.tar`."""
     made = tmp_path / "corpus"
-    for number in range(250):
+    for number in range(150):
         path = made / f"d{number % 10}" / f"f{number}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{number}\n" * (1 + number * 7 % 400))
@@ -215,7 +237,7 @@ def test_server_away_for_more_than_the_write_timeout(
     eventually(lambda: mounted.status()["live"], "announcements are back")
     said = (tmp_path / "said").read_text().split("\n")[:-1]
     failed = {name[2:] for name in said if name[0] == "!"}
-    assert len(said) == 250 and 2 <= len(failed) < 200
+    assert len(said) == 150 and 2 <= len(failed) < 120
     content = {Path(name).name: Path(name).read_bytes() for name in names}
     for name in content.keys() - failed:
         assert stored(own, f"/{name}") == content[name], "acknowledged, and not in Postgres"
@@ -226,6 +248,29 @@ def test_server_away_for_more_than_the_write_timeout(
     put_all(rescue_dir, own)
     for name in rescued:
         assert stored(own, f"/{name}") == content[name]
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the mirror never goes back to an older version: see docs/internals/reliability.md"
+)
+def test_failover_that_lost_commits(server: Server, own: harness.Namespace, mount: harness.MountFactory) -> None:
+    """What an asynchronous standby had not got is gone. A daemon that lived through it shows what there is, and goes
+    on from there."""
+    mounted = mount(namespace=own, session="s1")
+    path = mounted.path / "f"
+    path.write_text("one\n")
+    server.remember()
+    path.write_text("two\n")
+    path.write_text("three\n")
+    (mounted.path / "new").write_text("new\n")
+    eventually(lambda: mounted.status()["live"], "announcements are back")
+    server.go_back()
+    eventually(lambda: mounted.status()["live"], "announcements are back")
+    assert stored(own, "/f") == b"one\n"
+    assert path.read_text() == "one\n"
+    assert not (mounted.path / "new").exists()
+    path.write_text("four\n")
+    assert stored(own, "/f") == b"four\n"
 
 
 def test_the_end_while_postgres_is_away_takes_less_than_ten_seconds(
@@ -530,14 +575,14 @@ def test_daemon_killed_during_tar(mount: harness.MountFactory, namespace: harnes
         assert tar.stdout is not None
         for line in tar.stdout:
             named.append(line.strip())
-            if len(named) == 130:
+            if len(named) == 90:
                 mounted.kill()
                 break
         rest, _ = tar.communicate(timeout=TOOL_TIMEOUT_S)
         assert tar.returncode == 2
         assert "Transport endpoint is not connected" in rest
     closed = [name for name in named[:-1] if name.endswith(".txt")]
-    assert len(closed) > 80
+    assert len(closed) > 60
     for name in closed:
         assert stored(namespace, f"/{name}") == (corpus.parent / name).read_bytes(), "acknowledged, and not in Postgres"
     checked = subprocess.run(
