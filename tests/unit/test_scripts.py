@@ -72,7 +72,7 @@ def test_a_failed_installation_leaves_no_stamp(tmp_path: Path) -> None:
     assert list((tmp_path / ".venv").glob(".installed*")) == []
 
 
-@pytest.mark.parametrize("name", ["scripts/lint", "scripts/test", ".ci/run"])
+@pytest.mark.parametrize("name", ["scripts/lint", "scripts/test", "scripts/try-failover", ".ci/run"])
 def test_scripts_are_executable_and_parse(name: str) -> None:
     assert os.access(ROOT / name, os.X_OK)
     assert bash(f"bash -n {name}").returncode == 0
