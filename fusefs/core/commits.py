@@ -248,7 +248,8 @@ class Commits:
             live.mtime_ns, live.ctime_ns, live.changed_ns = done.mtime_ns, done.ctime_ns, done.ctime_ns
             ns.content_changed(live)
             return
-        if node.is_before(done.version, done.ctime_ns):
+        if ns.tree.accepts(node, done.version, done.ctime_ns):
+            node.era = ns.tree.era
             node.version, node.size = done.version, done.size
             node.mtime_ns, node.ctime_ns, node.changed_ns = done.mtime_ns, done.ctime_ns, done.ctime_ns
             node.session = session.scope.session

@@ -37,6 +37,10 @@ class Contents:
         if len(content) + _OVERHEAD <= self._cache.maxsize:
             self._cache[node_id, version] = content
 
+    def clear(self) -> None:
+        """Forget everything: a (lineage, version) may stand for other bytes from now on."""
+        self._cache.clear()
+
     @property
     def bytes(self) -> int:
         return int(self._cache.currsize)

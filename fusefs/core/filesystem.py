@@ -329,6 +329,9 @@ class Filesystem:
     async def commit(self, inode: Inode) -> None:
         """Commit what is buffered of an inode; nothing is."""
 
+    def went_back(self, node: Node) -> None:
+        """A node's newest version is an older one than was known."""
+
     async def settle(self, inode: Inode) -> None:
         """Find out what became of a lost commit of an inode's; there was none. Raises Unsettled."""
 

@@ -138,10 +138,11 @@ class Follower:
 
     def _update(self, node: Node, row: NodeRow) -> None:
         ns = self.ns
-        if not node.is_before(row.version, row.ctime_ns):
+        if not ns.tree.accepts(node, row.version, row.ctime_ns):
             return
         content = row.version != node.version
         node.update(row)
+        node.era = ns.tree.era
         if content:
             ns.content_changed(node)
         else:

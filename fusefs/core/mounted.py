@@ -8,6 +8,7 @@ Threading: one trio thread.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
@@ -68,6 +69,7 @@ class Mounted:
         self._doubtful: set[Namespace] = set()
         self._next_index = 0
         self._rounds = 0
+        self._started_ns = time.time_ns()
 
     # -- Announcements -----------------------------------------------------------------------------
 
@@ -81,8 +83,15 @@ class Mounted:
         for follower in self._followers.values():
             follower.lost()
 
-    def on_live(self) -> None:
-        _log.info("follow.live", namespaces=len(self._followers))
+    def on_live(self, same_history: bool) -> None:
+        """See `Listener`."""
+        _log.info("follow.live", namespaces=len(self._followers), same_history=same_history)
+        if not same_history:
+            self.contents.clear()
+            for inos in self._inos.values():
+                inos.clear()
+            for fs in self.sessions:
+                fs.session.start_anew(self._started_ns)
         for follower in self._followers.values():
             follower.found()
         self._unmeasured.update(self._namespaces.values())

@@ -158,6 +158,14 @@ class Namespace:
                 del self._loading[directory]
                 event.set()
 
+    def _went_back(self, node: Node) -> None:
+        """The server never had the newest version that was known: what the same number stands for now, nobody here
+        has seen."""
+        _log.warning("namespace.went_back", agent=self.agent_id, path=node.path, version=node.version)
+        self.contents.clear()
+        for view in self.views:
+            view.went_back(node)
+
     async def load_again(self, directory: Node) -> None:
         """Load a directory that became doubtful during a change which succeeded, and tell the kernel; if Postgres
         does not answer, the next look-up asks."""
@@ -180,6 +188,8 @@ class Namespace:
             self.attrs_changed(node)
         for node, row in taken:
             self.take_name(node, row, directory)
+        while self.tree.went_back:
+            self._went_back(self.tree.went_back.pop())
         for inode in self.inodes_of(directory):
             for name in [name for name in inode.absent or () if name in directory.children]:
                 inode.forget_absent(name)
@@ -448,6 +458,10 @@ class Inos:
         self._tenant_id = tenant_id
         self._stock: list[int] = []
         self._lock = trio.Lock()
+
+    def clear(self) -> None:
+        """After a failover the sequence may give these numbers to others."""
+        self._stock.clear()
 
     async def next(self) -> int:
         """Awaits once in a thousand calls."""

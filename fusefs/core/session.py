@@ -97,6 +97,20 @@ class Session:
             while len(self._seen_at) > _SEEN_LINEAGES:
                 self._seen_at.popitem(last=False)
 
+    def went_back(self, node: Node) -> None:
+        """What the session saw of newer versions counts no more: their numbers are given again."""
+        if self._seen.get(node.id, -1) > node.version:
+            self._seen[node.id] = node.version
+
+    def start_anew(self, began_ns: int) -> None:
+        """A failover: which versions the session saw of what is there now, nobody knows. As after a restart of the
+        daemon, what others changed since the session began must be read before it is replaced."""
+        self._seen.clear()
+        self._seen_at.clear()
+        self._vacated.clear()
+        if self._resumed_ns is None:
+            self._resumed_ns = began_ns
+
     def left(self, path: str) -> None:
         """The session itself took away what it saw at a path."""
         self._seen_at.pop(path, None)

@@ -34,8 +34,8 @@ class Node:
     handles know the node, one for each session that looked (`filesystem.Inode`); they pin it in memory.
     `row_ino` is the incarnation in Postgres; another than `ino` where two sessions made the same log at once,
     and this one's file turned out to be the other's. `changed_ns` is the row's `updated_at`, by the clock of
-    Postgres: it orders the states of one version. `ctime_ns` is what is shown; a directory's follows the
-    changes in it, by this machine's clock.
+    Postgres: it orders the states of one version. `era` is that of the tree in which the row was taken.
+    `ctime_ns` is what is shown; a directory's follows the changes in it, by this machine's clock.
     """
 
     __slots__ = (
@@ -43,6 +43,7 @@ class Node:
         "changed_ns",
         "children",
         "ctime_ns",
+        "era",
         "gid",
         "gone",
         "id",
@@ -81,6 +82,7 @@ class Node:
         self.mtime_ns = 0
         self.ctime_ns = 0
         self.changed_ns = 0
+        self.era = 0
         self.atime_ns: int | None = None
         self.session = ""
         self.children: dict[str, Node] = {}
@@ -147,6 +149,10 @@ class Tree:
     """All known nodes of one namespace."""
 
     def __init__(self) -> None:
+        # Raised when announcements were lost: the server that is there afterwards may be one that never had the
+        # newest commits (a failover), so the first state of a row that comes then is taken whatever its version.
+        self.era = 0
+        self.went_back: list[Node] = []
         self.root = Node("", Kind.DIR, ROOT_INO, "", None)
         self.root.version = 1
         self.by_id: dict[str, Node] = {}
@@ -243,6 +249,10 @@ class Tree:
         """Whether this state of a lineage is from before its deletion."""
         return self._deleted.get(node_id, -1) > version
 
+    def accepts(self, node: Node, version: int, changed_ns: int) -> bool:
+        """Whether a state of a row is not older than what is known, or is the first one after a loss."""
+        return node.era != self.era or node.is_before(version, changed_ns)
+
     def merge(self, row: NodeRow, parent: Node, name: str) -> Node | None:
         """Bring a committed row into a directory. Returns its node, or None when the row is out of date.
 
@@ -252,17 +262,21 @@ class Tree:
         if self.is_buried(row.id, row.version):
             return None
         node = self.by_id.get(row.id)
+        if node is not None and node.era != self.era and row.version < node.version:
+            self.went_back.append(node)
         if node is not None and node.row_ino != row.ino:
-            if row.version < node.version:
+            if row.version < node.version and node.era == self.era:
                 return None
             self.detach(node)
             node = None
         if node is None:
             node = Node(row.id, row.kind, row.ino, name, None)
             node.update(row)
+            node.era = self.era
             self.add(node, parent, name)
-        elif node.is_before(row.version, row.ctime_ns):
+        elif self.accepts(node, row.version, row.ctime_ns):
             node.update(row)
+            node.era = self.era
             if node.parent is not parent or node.name != name:
                 self.attach(node, parent, name)
         return node
@@ -320,7 +334,10 @@ class Tree:
         self._loaded.pop(directory, None)
 
     def unload(self) -> None:
-        """Take no directory for complete any more. Identities that the kernel or a handle knows stay."""
+        """Take no directory for complete any more, nor any version for the newest. Identities that the kernel or a
+        handle knows stay."""
+        self.era += 1
+        self._deleted.clear()
         for directory in list(self._loaded):
             self._forget(directory)
 

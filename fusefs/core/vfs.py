@@ -302,6 +302,9 @@ class SessionFs(Filesystem):
             writer = next(iter(inode.writers), None) or Handle(inode, os.O_RDWR)
             await self.io.commits.commit(inode, writer)
 
+    def went_back(self, node: Node) -> None:
+        self.session.went_back(node)
+
     async def settle(self, inode: Inode) -> None:
         async with inode.lock:
             await self.io.commits.settle(inode)

@@ -59,6 +59,7 @@ _CONNECTION_DEFAULTS = {
 # One round trip. pg_stat_get_activity, since the view pg_stat_activity takes 3 ms to plan on a fresh connection.
 _SET_UP = """
 select pid, (extract(epoch from backend_start) * 1000000)::bigint,
+  case when not pg_is_in_recovery() then left(pg_walfile_name(pg_current_wal_lsn()), 8) end,
   set_config('fusefs.origin', %(origin)s, false), set_config('fusefs.tenant', '', false),
   set_config('jit', 'off', false), set_config('statement_timeout', %(timeout_ms)s, false),
   set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalives_interval', '5', false),
@@ -96,7 +97,7 @@ class Connection:
 
     Attributes: `backend`, `server_version` (150004 for 15.4), `trips` (round trips so far), `busy_since`
     (trio's time at which the statement in progress was sent, or None), `deadline` (trio's time at which the
-    pool gives the statement in progress up).
+    pool gives the statement in progress up), `timeline` (the server's, which a failover changes; None: unknown).
     """
 
     __slots__ = (
@@ -111,10 +112,13 @@ class Connection:
         "busy_since",
         "deadline",
         "server_version",
+        "timeline",
         "trips",
     )
 
-    def __init__(self, owner: psycopg.Connection[Row], backend: Backend, server_version: int) -> None:
+    def __init__(
+        self, owner: psycopg.Connection[Row], backend: Backend, server_version: int, timeline: str | None
+    ) -> None:
         self._owner = owner
         self._pgconn = owner.pgconn
         self._fd = owner.pgconn.socket
@@ -124,6 +128,7 @@ class Connection:
         self._tenant: str | None = ""
         self.backend = backend
         self.server_version = server_version
+        self.timeline = timeline
         self.broken = False
         self.trips = 0
         self.busy_since: float | None = None
@@ -157,13 +162,13 @@ class Connection:
         """
         attempt = _Attempt(dsn, origin, role, connect_timeout_s, statement_timeout_s, prove_session)
         try:
-            owner, backend, server_version = await trio.to_thread.run_sync(
+            owner, backend, server_version, timeline = await trio.to_thread.run_sync(
                 attempt.connect, abandon_on_cancel=True, limiter=limiter
             )
         except trio.Cancelled:
             attempt.abandon()
             raise
-        return cls(owner, backend, server_version)
+        return cls(owner, backend, server_version, timeline)
 
     @property
     def backend_pid(self) -> int:
@@ -371,7 +376,7 @@ class _Attempt:
             if self._made is not None:
                 self._made.close()
 
-    def connect(self) -> tuple[psycopg.Connection[Row], Backend, int]:
+    def connect(self) -> tuple[psycopg.Connection[Row], Backend, int, str | None]:
         owner = connect_sync(self._dsn, connect_timeout_s=self._connect_timeout_s)
         with self._lock:
             self._made = owner
@@ -386,7 +391,7 @@ class _Attempt:
             owner.close()
             raise
 
-    def _set_up(self, owner: psycopg.Connection[Row]) -> tuple[Backend, int]:
+    def _set_up(self, owner: psycopg.Connection[Row]) -> tuple[Backend, int, str | None]:
         server_version = owner.info.server_version
         values = {
             "origin": self._origin,
@@ -410,7 +415,7 @@ class _Attempt:
             raise psycopg.OperationalError(prepared.error_message.decode("utf-8", "replace"))
         pgconn.nonblocking = 1
         pgconn.enter_pipeline_mode()
-        return Backend(*found[:2]), server_version
+        return Backend(*found[:2]), server_version, found[2]
 
     def _require_session(self, owner: psycopg.Connection[Row]) -> None:
         """Refuse a pooler that gives a backend to a client for a transaction or a statement only.

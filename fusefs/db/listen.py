@@ -72,7 +72,8 @@ class Listener:
         on_notify: called with channel and payload, in the order of the commits; returns whether it was news
             (another's announcement).
         on_lost: called once when announcements may have been missed.
-        on_live: called when LISTEN is in force on all channels again (not at the start).
+        on_live: called when LISTEN is in force on all channels again (not at the start), with whether the server
+            goes on with the history that it had: after the promotion of a standby it may lack the newest commits.
         heartbeat_s: after how many seconds without a round trip one is made.
         silence_s: after how many seconds without an answer the connection counts as lost.
     """
@@ -84,7 +85,7 @@ class Listener:
         origin: str,
         on_notify: Callable[[str, str], bool],
         on_lost: Callable[[], None],
-        on_live: Callable[[], None],
+        on_live: Callable[[bool], None],
         heartbeat_s: float = 5.0,
         silence_s: float = 5.0,
         announce_dsn: str | None = None,
@@ -106,6 +107,7 @@ class Listener:
         self._alarm = trio.CancelScope()
         self._deadline = math.inf
         self._closed_trips = 0
+        self._timeline: str | None = None
         self.live = False
         self.reconnects = 0
 
@@ -170,9 +172,10 @@ class Listener:
                 wait_s = _BACKOFF_FIRST_S
                 self._conn = conn
                 self.live = True
+                timeline, self._timeline = self._timeline, conn.timeline
                 if started:
                     self.reconnects += 1
-                    self._on_live()
+                    self._on_live(timeline == self._timeline)
                 else:
                     started = True
                     task_status.started()

@@ -37,7 +37,8 @@ class Heard:
     def lost(self) -> None:
         self._add("lost")
 
-    def live(self) -> None:
+    def live(self, same_history: bool) -> None:
+        assert same_history
         self._add("live")
 
     def _add(self, *event: str) -> None:

@@ -250,13 +250,11 @@ def test_server_away_for_more_than_the_write_timeout(
         assert stored(own, f"/{name}") == content[name]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the mirror never goes back to an older version: see docs/internals/reliability.md"
-)
 def test_failover_that_lost_commits(server: Server, own: harness.Namespace, mount: harness.MountFactory) -> None:
     """What an asynchronous standby had not got is gone. A daemon that lived through it shows what there is, and goes
     on from there."""
     mounted = mount(namespace=own, session="s1")
+    mounted.expect_log("went_back")
     path = mounted.path / "f"
     path.write_text("one\n")
     server.remember()
