@@ -119,7 +119,7 @@ def _start(ctx: click.Context, command: str, values: dict[str, Any]) -> None:
         for name in ("tenant", "agent", "session", "metrics")
         if ready.get(name) is not None
     ]
-    click.echo(f"mounted {values['mountpoint_']}" + (f" ({', '.join(of)})" if of else ""))
+    click.echo(f"mounted {printable(values['mountpoint_'])}" + (f" ({', '.join(of)})" if of else ""))
 
 
 def _for_daemon(ctx: click.Context, command: str, values: dict[str, Any]) -> tuple[list[str], dict[str, str]]:

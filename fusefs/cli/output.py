@@ -16,17 +16,19 @@ from typing import Any, Protocol
 
 import click
 
+_UNPRINTABLE = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
+"""Control, format (they change directions, or are invisible), stray surrogates, ends of lines and paragraphs."""
+
 
 def printable(text: str) -> str:
-    """Text with control characters written out: agents choose the names of their files, and an escape
-    sequence in one must not reach a person's terminal."""
-    return "".join(
-        char if char == "\n" or unicodedata.category(char) not in ("Cc", "Cf", "Cs") else _escaped(char)
-        for char in text
-    )
+    """Text as one line, control characters written out: agents choose the names of their files. An escape sequence in
+    one must not reach a person's terminal, nor a line end make a line of its own, such as a hint."""
+    return "".join(char if unicodedata.category(char) not in _UNPRINTABLE else _escaped(char) for char in text)
 
 
 def _escaped(char: str) -> str:
+    if char == "\n":
+        return "\\n"
     code = ord(char)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
@@ -50,7 +52,7 @@ def _cell(value: Any) -> str:
         return "-"
     if isinstance(value, datetime):
         return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    return printable(str(value)).replace("\n", "\\n")
+    return printable(str(value))
 
 
 def _width(text: str) -> int:
@@ -110,9 +112,10 @@ def progress(label: str, total: int | None, unit_bytes: bool = False) -> Iterato
 
     amount = DownloadColumn() if unit_bytes else MofNCompleteColumn()
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeElapsedColumn())
+    # No markup: a tenant's or an agent's name may come from another program.
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), amount, TimeElapsedColumn())
     with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(label, total=total)
+        task = bar.add_task(printable(label), total=total)
 
         class _Bar:
             def advance(self, amount: int = 1) -> None:

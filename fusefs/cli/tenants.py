@@ -10,7 +10,7 @@ import click
 from fusefs.cli import options, registry
 from fusefs.cli.database import resolve_dsn, run
 from fusefs.cli.groups import OrderedGroup
-from fusefs.cli.output import confirm, human_bytes, plural, print_json, print_table
+from fusefs.cli.output import confirm, human_bytes, plural, print_json, print_table, printable
 from fusefs.rules.errors import BadScope, MountFailed
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def tenant_remove(name: str, dsn: str | None, data_dir: str | None, yes: bool) -
         await tenants.remove_tenant(db, found.id)
 
     run(chosen, remove, owner=True)
-    click.echo(f"deleted tenant {found.name}: {what}")
+    click.echo(f"deleted tenant {printable(found.name)}: {what}")
 
 
 @click.group(cls=OrderedGroup)
@@ -226,7 +226,7 @@ def agent_remove(name: str, dsn: str | None, data_dir: str | None, tenant: str |
         await tenants.remove_agent(db, found)
 
     run(chosen, remove, owner=True)
-    click.echo(f"deleted agent {owner.name}/{found.name}: {what}")
+    click.echo(f"deleted agent {printable(f'{owner.name}/{found.name}')}: {what}")
 
 
 @agent.command("quota")

@@ -6,6 +6,7 @@ import click
 
 from fusefs.cli import mountpoint, options, processes, registry
 from fusefs.cli.groups import FsCommand
+from fusefs.cli.output import printable
 from fusefs.rules.errors import MountFailed
 
 
@@ -32,7 +33,7 @@ def umount(mountpoint_: str, force: bool) -> None:
         mountpoint.unmount(where)
         if record is not None:
             _wait_for_daemon(record)
-    click.echo(f"unmounted {where}")
+    click.echo(f"unmounted {printable(where)}")
 
 
 def _not_mounted(where: str, record: registry.Record | None, force: bool) -> None:

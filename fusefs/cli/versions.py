@@ -11,7 +11,7 @@ import click
 
 from fusefs.cli import options
 from fusefs.cli.groups import FsCommand
-from fusefs.cli.output import human_bytes, print_json, print_table
+from fusefs.cli.output import human_bytes, print_json, print_table, printable
 from fusefs.cli.target import locate, run_on
 from fusefs.rules.config import Limits
 
@@ -148,4 +148,5 @@ def restore(path: str, version: int, lineage: str | None, **values: Any) -> None
     commit = run_on(target, values, work)
     # Only a file that was not there begins at 1.
     anew = " as a new file" if commit.version == 1 else ""
-    click.echo(f"restored {target.path} from version {version}{anew}: it is at version {commit.version} now")
+    path = printable(target.path)
+    click.echo(f"restored {path} from version {version}{anew}: it is at version {commit.version} now")
