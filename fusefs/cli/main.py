@@ -123,11 +123,10 @@ def _report(state: Run, exc: BaseException) -> int:
         where = f"The log is {state.log_path}." if state.log_path else "Run it again with --debug to see where."
         hint = f"This is a fault of fusefs. {where}"
         if state.log_path and not state.debug:
-            _log_traceback(exc)
+            # A daemon's stderr is its log: the place for the details of an unexpected error.
+            _print_traceback(exc)
     if state.debug:
-        import traceback
-
-        traceback.print_exception(exc)
+        _print_traceback(exc)
     _complain(state, result.text, hint, result.exit_code)
     return result.exit_code
 
@@ -154,8 +153,10 @@ def _usage_hint(exc: click.ClickException) -> str:
 
 def _complain(state: Run, text: str, hint: str, exit_code: int) -> None:
     from fusefs.cli.output import printable
+    from fusefs.telemetry.logs import scrub
 
-    text = printable(text.strip().rstrip("."))
+    # Scrubbed: a DSN that was typed as a wrong argument is quoted by click, and this may be a log.
+    text, hint = printable(scrub(text.strip().rstrip("."))), printable(hint)
     click.echo(f"fusefs: {text}", err=True)
     if hint:
         click.echo(f"hint: {hint}", err=True)
@@ -165,11 +166,12 @@ def _complain(state: Run, text: str, hint: str, exit_code: int) -> None:
         report_failure(state.ready_fd, text, hint, exit_code)
 
 
-def _log_traceback(exc: BaseException) -> None:
-    """A daemon's stderr is its log: the place for the details of an unexpected error."""
+def _print_traceback(exc: BaseException) -> None:
     import traceback
 
-    traceback.print_exception(exc)
+    from fusefs.telemetry.logs import scrub
+
+    click.echo(scrub("".join(traceback.format_exception(exc))), err=True, nl=False)
 
 
 if __name__ == "__main__":

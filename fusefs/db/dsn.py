@@ -21,8 +21,15 @@ _SEVERITY = re.compile(r"^(FATAL|ERROR):\s+")
 def parse(dsn: str) -> dict[str, str]:
     """The parameters of a DSN (URI or `key=value` form), without libpq's defaults.
 
-    Raises BadConfig. The text of libpq's own message is dropped: it quotes the DSN, password included.
+    Raises BadConfig. The text of libpq's own message is dropped: it quotes the DSN, password included. Refused too is
+    a URL that libpq would read in another way than it was meant: with a bare @ or / in a password, the rest of it
+    becomes the host, the port or the database, which are shown.
     """
+    if _is_ambiguous(dsn):
+        raise BadConfig(
+            "the DSN has an @ or a / that may belong to its password",
+            hint="In a URL write %40 for @ and %2F for /, or use the form host=… user=… password='…'.",
+        )
     try:
         found = conninfo_to_dict(dsn)
     except psycopg.Error:
@@ -30,6 +37,13 @@ def parse(dsn: str) -> dict[str, str]:
             "the DSN is not valid", hint="Use the form postgresql://user:password@host:port/database."
         ) from None
     return {key: str(value) for key, value in found.items() if value is not None}
+
+
+def _is_ambiguous(dsn: str) -> bool:
+    if not dsn.startswith(("postgresql://", "postgres://")):
+        return False
+    before, at, _ = dsn.partition("://")[2].partition("?")[0].rpartition("@")
+    return bool(at) and ("/" in before or "@" in before)
 
 
 def redact(dsn: str) -> str:

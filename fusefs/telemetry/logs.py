@@ -30,8 +30,12 @@ from fusefs.telemetry.lean import FilteringBoundLogger, structlog
 DROPPED_KEYS = frozenset(
     ("content", "content_bytes", "data", "dsn", "password", "payload", "token", "old_string", "new_string")
 )
-_PASSWORD_IN_URL = re.compile(r"(://[^\s:/@]*):[^\s@]*@")
-_PASSWORD_IN_PAIRS = re.compile(r"(password\s*[=:]\s*)('(?:[^'\\]|\\.)*'|\S+)", re.IGNORECASE)
+# Up to the last @: one in the password may not have been written as %40.
+_PASSWORD_IN_URL = re.compile(r"(://[^\s:/@]*):\S*@")
+# libpq takes a backslash before a blank as part of a bare value.
+_PASSWORD_IN_PAIRS = re.compile(
+    r"((?:password|client_secret)\s*[=:]\s*)('(?:[^'\\]|\\.)*'|(?:\\.|[^\s\\])+)", re.IGNORECASE
+)
 _LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")}
 _SAFE_TYPES = (int, float, bool, type(None))
 # ASCII only: a name with a stray surrogate must not make the stream raise.
@@ -186,7 +190,7 @@ def scrub(text: str) -> str:
     """Cut passwords out of connection strings."""
     if "://" in text:
         text = _PASSWORD_IN_URL.sub(r"\1:***@", text)
-    if "password" in text.lower():
+    if "password" in text.lower() or "client_secret" in text.lower():
         text = _PASSWORD_IN_PAIRS.sub(r"\1***", text)
     return text
 
