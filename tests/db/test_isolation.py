@@ -452,6 +452,71 @@ def test_one_function_runs_as_the_owner(tenants: Tenants) -> None:
     assert found == [("fusefs_purge_history_v1", ["search_path=public, pg_temp"], False)]
 
 
+# The limits that docs/internals/security.md states
+
+
+def test_whoever_has_the_daemons_login_chooses_the_tenant(tenants: Tenants) -> None:
+    """The tenant is a setting of the connection: it guards against mistakes, not against who has the login."""
+    daemon = Daemon(tenants, tenants.b.tenant_id)
+    assert daemon.run("select content from agent_files where path = '/d/f'") == [(SECRET,)]
+    daemon.conn.close()
+
+
+def test_a_restrictive_policy_keeps_a_program_at_its_tenant(
+    tenants: Tenants, pg_server: harness.PostgresServer
+) -> None:
+    """As the page says to make a login for a program of one tenant: what it sets then is of no use to it. It is no
+    member of the daemon's role, since the policy does not bind that."""
+    name = f"program_{uuid.uuid4().hex[:12]}"
+    pg_server.execute(sql.SQL("create role {} login").format(sql.Identifier(name)))
+    statements = [
+        f"grant select, insert, update, delete on {', '.join(TABLES)} to {name}",
+        f"grant select on tenants, agents to {name}",
+        f"grant usage on sequence fusefs_ino to {name}",
+        *(
+            f"create policy only_a on {table} as restrictive to {name} using (tenant_id = '{tenants.a.tenant_id}')"
+            for table in TABLES
+        ),
+    ]
+    for statement in statements:
+        tenants.owner.execute(statement.encode())
+    before = tenants.everything_of_b()
+    with psycopg.connect(make_conninfo(tenants.a.dsn, user=name), autocommit=True) as conn:
+        with pytest.raises(errors.InsufficientPrivilege):
+            conn.execute("set role fusefs_daemon")
+        for tenant, found in ((tenants.a.tenant_id, [("for tenant A",)]), (tenants.b.tenant_id, [])):
+            conn.execute("select set_config('fusefs.tenant', %s, false)", (tenant,))
+            assert conn.execute("select content from agent_files where path = '/d/f'").fetchall() == found
+            for statement in WRONG_WRITES:
+                assert conn.execute(statement.encode(), tenants.params).fetchall() == []
+            for statement in REFUSED_WRITES[:8]:
+                with pytest.raises(errors.InsufficientPrivilege):
+                    conn.execute(statement.encode(), tenants.params)
+        conn.execute("select set_config('fusefs.tenant', %s, false)", (tenants.a.tenant_id,))
+        conn.execute(
+            "insert into agent_files (tenant_id, agent_id, path, content) values (%(a)s, %(a_agent)s, '/own', 'x')",
+            tenants.params,
+        )
+    tenants.owner.execute(f"drop owned by {name}".encode())
+    tenants.owner.execute(f"drop role {name}".encode())
+    assert tenants.everything_of_b() == before
+
+
+def test_a_program_that_writes_can_deceive_the_triggers(as_a: Daemon, tenants: Tenants) -> None:
+    """They keep the history of programs that mean well: who may write can name somebody else, leave no content, and
+    have a quota charged wrongly."""
+    as_a.run(
+        "insert into agent_files (tenant_id, agent_id, path, content) values (%(a)s, %(a_agent)s, '/t', 'x')",
+        tenants.params,
+    )
+    as_a.run("select set_config('fusefs.by', 'admin', false), set_config('fusefs.delete_op', 'moved', false)")
+    as_a.run("delete from agent_files where tenant_id = %(a)s and path = '/t'", tenants.params)
+    found = as_a.run("select updated_by, old_state from agent_file_versions where path = '/t' and op = 'moved'")
+    assert found == [("admin", "none")]
+    # Setting a quota counts anew.
+    as_a.run("select fusefs_set_quotas_v1(%(a)s, %(a_agent)s, 1000000, null)", tenants.params)
+
+
 # Our own queries
 
 WITH_TENANT = {*TABLES, "agents"}

@@ -269,6 +269,15 @@ def test_any_payload_leaves_the_mount_as_it_was(duo: Duo, forger: Forger, payloa
     assert seen(duo) == before
 
 
+def test_who_sees_the_name_of_a_channel(forger: Forger, stranger: str, pg_server: harness.PostgresServer) -> None:
+    """A listening connection shows it in pg_stat_activity: to its own role and to who monitors the server."""
+    query = "select query from pg_stat_activity where datname = current_database()"
+    assert forger.channel not in str(forger.conn.execute(query).fetchall())
+    pg_server.execute(sql.SQL("grant pg_monitor to {}").format(sql.Identifier(stranger)))
+    assert forger.channel in str(forger.conn.execute(query).fetchall())
+    pg_server.execute(sql.SQL("revoke pg_monitor from {}").format(sql.Identifier(stranger)))
+
+
 # What is well made, by somebody who knows the channel and what is there
 
 BELIEVED: dict[str, dict[str, Any]] = {
