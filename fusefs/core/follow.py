@@ -97,8 +97,9 @@ class Follower:
 
     def distrust_all(self) -> None:
         """Unload the mirror and drop the kernel's caches. There is no one call for it: the top-level
-        names take everything below them along, each absent name of the root that the kernel remembers
-        goes by itself, and every inode's attributes. Pages go at the next open, or now where a file is open."""
+        names take everything below them along that is not in use, each absent name of the root that the kernel
+        remembers goes by itself, and every inode's attributes. Pages go at the next open, or now where a file is
+        open, and so does its name. A directory in use keeps its name, for the sake of processes that work in it."""
         ns = self.ns
         for view in ns.views:
             for name in (*view.root.node.children, *(view.root.absent or ())):
@@ -107,6 +108,11 @@ class Follower:
             inode.kernel_version = None
             inode.absent = None
             ns.kernel.invalidate_inode(inode.kino, attr_only=not inode.handles)
+            parent = inode.node.parent
+            if inode.handles and parent is not None and inode.node.kind is not Kind.DIR:
+                directory = ns.table.known(inode.owner, parent.ino)
+                if directory is not None:
+                    ns.kernel.invalidate_entry(directory.kino, inode.node.name)
         ns.tree.unload()
         ns.era += 1
 
