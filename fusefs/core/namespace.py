@@ -180,13 +180,16 @@ class Namespace:
             target = listing.targets.get(entry.id)
             if target is not None:
                 self.contents.put(entry.id, entry.version, target)
-        changed, gone, taken = self.tree.fill(directory, listing.entries)
-        for node in changed:
+        filled = self.tree.fill(directory, listing.entries)
+        for node in filled.changed:
             self.content_changed(node)
-        for node in gone:
+        for node in filled.gone:
             self.name_gone(directory, node.name, node)
             self.attrs_changed(node)
-        for node, row in taken:
+        for node, parent, name in filled.moved:
+            # Its announcement was missed, or does not find it at its old name any more.
+            self.name_gone(parent, name, node)
+        for node, row in filled.taken:
             self.take_name(node, row, directory)
         while self.tree.went_back:
             self._went_back(self.tree.went_back.pop())

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from fusefs.rules.model import Kind, NodeRow
 
@@ -143,6 +143,22 @@ class Node:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+
+class Filled(NamedTuple):
+    """What the loading of a directory says of nodes that someone may hold.
+
+    Attributes:
+        changed: their content.
+        gone: they are not there any more.
+        moved: from which directory and name; they are in this one now.
+        taken: uncommitted files whose names others' rows have.
+    """
+
+    changed: list[Node]
+    gone: list[Node]
+    moved: list[tuple[Node, Node, str]]
+    taken: list[tuple[Node, NodeRow]]
 
 
 class Tree:
@@ -281,17 +297,11 @@ class Tree:
                 self.attach(node, parent, name)
         return node
 
-    def fill(self, directory: Node, rows: list[NodeRow]) -> tuple[list[Node], list[Node], list[tuple[Node, NodeRow]]]:
-        """Take the result of loading a directory. What changed while it was on its way stays.
-
-        Returns, of the nodes that someone may hold: whose content changed, which have gone, and the
-        uncommitted files whose names others' rows have.
-        """
+    def fill(self, directory: Node, rows: list[NodeRow]) -> Filled:
+        """Take the result of loading a directory. What changed while it was on its way stays."""
         touched = directory.touched or set()
         names = set()
-        changed: list[Node] = []
-        gone: list[Node] = []
-        taken: list[tuple[Node, NodeRow]] = []
+        filled = Filled([], [], [], [])
         for row in rows:
             name = row.path.rpartition("/")[2]
             names.add(name)
@@ -299,21 +309,25 @@ class Tree:
             if row.id in touched:
                 continue
             if present is not None and not present.committed:
-                taken.append((present, row))
+                filled.taken.append((present, row))
                 continue
             known = self.by_id.get(row.id)
-            before = None if known is None else known.version
+            before = None if known is None else (known.version, known.parent, known.name)
             node = self.merge(row, directory, name)
-            if node is not None and node is known and node.version != before:
-                changed.append(node)
+            if known is not None and before is not None and node is known:
+                version, parent, old_name = before
+                if known.version != version:
+                    filled.changed.append(known)
+                if parent is not None and (known.parent, known.name) != (parent, old_name):
+                    filled.moved.append((known, parent, old_name))
             if present is not None and present.gone:
-                gone.append(present)
+                filled.gone.append(present)
         for name, node in list(directory.children.items()):
             if name not in names and node.committed and node.id not in touched:
                 self.detach(node)
-                gone.append(node)
+                filled.gone.append(node)
         self.trust(directory)
-        return changed, gone, taken
+        return filled
 
     # -- Forgetting --------------------------------------------------------------------------------
 
