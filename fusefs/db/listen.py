@@ -18,7 +18,7 @@ import contextlib
 import math
 import random
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import psycopg
 import trio
@@ -328,7 +328,9 @@ class Listener:
             for name in [_identifier(echo), *self._channels.values()]:
                 conn.pgconn.send_query_params(b"listen " + name, None)
             conn.pgconn.pipeline_sync()
-            if any(result.status in _FAILED for result in await conn.finish_round()):
+            with self._answering():
+                results = await conn.finish_round()
+            if any(result.status in _FAILED for result in results):
                 raise Unavailable("the server refused LISTEN")
             await self._announce(echo, limiter)
             with trio.move_on_after(_ECHO_S):
@@ -349,6 +351,15 @@ class Listener:
             conn.close()
             raise
 
+    @contextlib.contextmanager
+    def _answering(self) -> Iterator[None]:
+        """A server that is silent on a new connection is given up as well: no heartbeat watches it yet."""
+        try:
+            with trio.fail_after(self._silence_s):
+                yield
+        except trio.TooSlowError:
+            raise Unavailable("Postgres does not answer") from None
+
     async def _announce(self, channel: str, limiter: trio.CapacityLimiter) -> None:
         """From a second connection: a pooler that swallows LISTEN may still pass on what the same server
         connection announces to itself."""
@@ -356,7 +367,8 @@ class Listener:
             self._announce_dsn, origin=self._origin, connect_timeout_s=self._silence_s, limiter=limiter
         )
         try:
-            await other.run(_ANNOUNCE, (channel,))
+            with self._answering():
+                await other.run(_ANNOUNCE, (channel,))
         finally:
             other.close()
 

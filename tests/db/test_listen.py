@@ -17,7 +17,7 @@ from fusefs.db.pool import open_database
 from fusefs.db.queries import Query
 from fusefs.rules.errors import FsError, Unavailable
 from tests.db.conftest import execute
-from tests.relay import open_relay
+from tests.relay import Which, open_relay
 
 NOTIFY = Query("notify_one", "select pg_notify($1, $2)")
 
@@ -287,6 +287,21 @@ async def test_a_silent_server_is_lost(plain: str) -> None:
         relay.freeze()
         await heard.wait_for("lost")
         assert not listener.live
+
+
+async def test_a_server_that_falls_silent_while_a_connection_is_made(plain: str) -> None:
+    """Its LISTEN is never answered, and nothing says that the server has gone."""
+    heard = Heard()
+    async with open_relay(plain) as relay, listening(relay.dsn, heard, silence_s=0.5) as listener:
+        relay.freeze(Which.LISTENER)
+        relay.cut(Which.LISTENER)
+        with trio.fail_after(20):
+            while not relay.held:
+                await trio.sleep(0.001)
+        relay.strand(Which.LISTENER)
+        relay.thaw()
+        await heard.wait_for("live")
+        await listener.barrier()
 
 
 async def test_a_server_that_swallows_announcements_is_refused(plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
