@@ -136,7 +136,7 @@ def test_rescued_writes(fusefs: Fusefs, agent: harness.Namespace, tmp_path: Path
     directory = RescueDirectory(str(where))
     scope = Scope(agent.tenant_id, agent.agent_id, "s-1", Principal.AGENT)
     for name in NAMES:
-        rescued = Rescued(f"/d/{name}", None, None, False, None, 0, Attrs(mode=0o644, mtime_ns=1))
+        rescued = Rescued(f"/d/{name}", node_id=None, expected=None, attrs=Attrs(mode=0o644, mtime_ns=1))
         directory.keep(scope, rescued, content_of(name).encode(), "it was\x1b[2J away\nfor long")
     listed = fusefs("rescue", "list", "--json", "--rescue-dir", str(where)).json
     assert {one["path"] for one in listed} == set(EXPECTED)
