@@ -76,3 +76,9 @@ def test_a_failed_installation_leaves_no_stamp(tmp_path: Path) -> None:
 def test_scripts_are_executable_and_parse(name: str) -> None:
     assert os.access(ROOT / name, os.X_OK)
     assert bash(f"bash -n {name}").returncode == 0
+
+
+def test_the_benchmark_of_coherence_says_what_it_does() -> None:
+    done = bash("scripts/bench-coherence --help")
+    assert done.returncode == 0, done.stderr
+    assert "--consistency" in done.stdout
