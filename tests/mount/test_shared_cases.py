@@ -15,6 +15,8 @@ ONE_MOUNT = range(1, 60)
 TWO_MOUNTS = range(81, 90)
 # What lies between needs a runner for guarded commands or a tool layer, which are not part of a mount.
 CASE_TIMEOUT_S = 60
+LAG_S = 1
+"""Within which the other mount must show a change."""
 
 
 def _numbers(wanted: range) -> list[str]:
@@ -25,7 +27,7 @@ def _numbers(wanted: range) -> list[str]:
 def _run(number: str, *dirs: Path) -> str:
     done = subprocess.run(
         [CASES_DIR / "run-all.sh", *dirs, number],
-        env={**os.environ, "RWC_TIMEOUT": str(CASE_TIMEOUT_S)},
+        env={**os.environ, "RWC_TIMEOUT": str(CASE_TIMEOUT_S), "RWC_LAG": str(LAG_S)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -43,7 +45,8 @@ def cases_mount(module_mount: harness.MountFactory) -> harness.Mount:
 
 @pytest.fixture(scope="module")
 def second_mount(module_mount: harness.MountFactory) -> harness.Mount:
-    return module_mount(session="cases-two")
+    """As on another host or in another container (L27): a daemon, a place and an owner of the files of its own."""
+    return module_mount("--uid", "1234", "--gid", "1234", session="cases-two")
 
 
 def test_the_case_scripts_are_there() -> None:

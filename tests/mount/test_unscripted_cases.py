@@ -1,0 +1,148 @@
+"""Cases of the project's requirements that have a number (L01 and so on) but no script.
+
+L03, a half-open connection, is in test_announcements.py. L09 is here as far as it is not in test_outage.py (SIGTERM
+while Postgres is away) and test_sessions.py (signals). L27, two daemons with another user and place each, is what
+test_shared_cases.py runs the cases of two mounts with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import struct
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests import harness
+from tests.mount.sides import Duo, eventually
+
+IN_MODIFY, IN_CREATE = 0x2, 0x100
+LISTENS = "query ILIKE 'listen %%' AND datname = current_database()"
+
+
+@pytest.fixture(scope="module")
+def mounts(module_mount: harness.MountFactory) -> tuple[harness.Mount, ...]:
+    return tuple(module_mount(session=name) for name in ("s-one", "s-two"))
+
+
+@pytest.fixture
+def duo(
+    mounts: tuple[harness.Mount, ...], module_namespace: harness.Namespace, request: pytest.FixtureRequest
+) -> Iterator[Duo]:
+    found = Duo(mounts, module_namespace, request.node.originalname)
+    yield found
+    found.close()
+
+
+@contextlib.contextmanager
+def asking(path: Path) -> Iterator[None]:
+    """Meanwhile the daemon of this file asks over its listening connection all the time: each open for writing takes
+    a barrier."""
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            os.close(os.open(path, os.O_WRONLY))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_l01_changes_that_arrive_while_the_listener_asks(duo: Duo) -> None:
+    (duo.a / "own").write_bytes(b"")
+    (duo.b / "f").write_bytes(b"0")
+    assert not (duo.a / "n1").exists()
+    with asking(duo.a / "own"):
+        for number in range(1, 200):
+            (duo.b / "f").write_bytes(b"%d" % number)
+            os.close(os.open(duo.b / f"n{number}", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+            eventually((duo.a / f"n{number}").exists, "the name that was missing")
+            assert (duo.a / "f").read_bytes() == b"%d" % number, "what came before it"
+            assert not (duo.a / f"n{number + 1}").exists()
+
+
+def test_l05_listener_is_never_in_a_transaction(duo: Duo) -> None:
+    (duo.a / "own").write_bytes(b"")
+    with psycopg.connect(duo.files.namespace.dsn, autocommit=True) as conn, asking(duo.a / "own"):
+        seen = set()
+        for number in range(100):
+            (duo.b / "f").write_bytes(b"%d" % number)
+            found = conn.execute(f"SELECT pid, state FROM pg_stat_activity WHERE {LISTENS}").fetchall()
+            assert len(found) == 2, "one for each daemon, and nothing but LISTEN was ever said on it"
+            seen.update(found)
+    assert {state for _, state in seen} <= {"idle", "active"}
+    assert len({pid for pid, _ in seen}) == 2
+
+
+def test_l09_what_was_acknowledged_survives_kill_9(mount: harness.MountFactory, namespace: harness.Namespace) -> None:
+    first = mount(session="s-killed")
+    (first.path / "closed").write_bytes(b"closed")
+    fd = os.open(first.path / "synced", os.O_WRONLY | os.O_CREAT)
+    os.write(fd, b"synced")
+    os.fsync(fd)
+    os.write(fd, b" and more")
+    first.kill()
+    with contextlib.suppress(OSError):
+        os.close(fd)
+    subprocess.run(["fusermount3", "-u", "-z", first.path], check=True)
+    assert not harness.mounts_under(first.path)
+    again = mount(session="s-killed", path=first.path)
+    assert (again.path / "closed").read_bytes() == b"closed"
+    assert (again.path / "synced").read_bytes() == b"synced"
+    assert namespace.execute("SELECT count(*) FROM agent_files WHERE kind = 'file'") == [(2,)]
+
+
+def test_l29_inotify_tells_of_changes_made_here(duo: Duo) -> None:
+    (duo.a / "f").write_bytes(b"")
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.inotify_init1(os.O_CLOEXEC)
+    try:
+        assert libc.inotify_add_watch(fd, os.fsencode(duo.a.root), IN_MODIFY | IN_CREATE) > 0
+        duo.a.ok("echo text > f; echo new > g")
+        found = set()
+        while found != {(IN_MODIFY, "f"), (IN_CREATE, "g"), (IN_MODIFY, "g")}:
+            assert select.select([fd], [], [], 10)[0], found
+            data = os.read(fd, 65536)
+            while data:
+                _, mask, _, length = struct.unpack_from("iIII", data)
+                found.add((mask, data[16 : 16 + length].rstrip(b"\0").decode()))
+                data = data[16 + length :]
+    finally:
+        os.close(fd)
+
+
+def test_l29_tools_that_poll_see_what_others_change(duo: Duo) -> None:
+    """As docs/howto/troubleshooting.md says: tail polls here by itself, and make looks when it is called."""
+    duo.a.ok("echo start > log; echo 1 > source; printf 'target: source\\n\\tcp source target\\n' > Makefile; make -s")
+    eventually((duo.b / "target").exists, "the files in session b")
+    assert duo.a.run("make -q").code == 0
+    with subprocess.Popen(
+        ["tail", "-n", "0", "-F", "-s", "0.05", "log"], cwd=duo.a.root, stdout=subprocess.PIPE
+    ) as tail:
+        try:
+            assert tail.stdout is not None
+            for number in range(5):
+                duo.b.ok(f"echo line {number} >> log")
+                assert select.select([tail.stdout], [], [], 10)[0], "tail shows nothing"
+                assert tail.stdout.readline() == b"line %d\n" % number
+            duo.b.ok("echo moved > new; mv new log")
+            assert select.select([tail.stdout], [], [], 10)[0], "tail does not see the new file"
+            assert tail.stdout.readline() == b"moved\n"
+        finally:
+            tail.terminate()
+    duo.b.ok("echo 2 > source")
+    eventually(lambda: duo.a.run("make -q").code == 1, "make sees the change")
+    duo.a.ok("make -s")
+    eventually(lambda: (duo.b / "target").read_text() == "2\n", "what make made")
