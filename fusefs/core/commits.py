@@ -171,10 +171,9 @@ class Commits:
         try:
             done = await create()
         except NotFound:
-            # The directory was moved or deleted elsewhere; by the barrier the mirror knows which.
-            path = node.path
-            await ns.barrier()
-            if node.gone or node.path == path:
+            # The directory was moved or deleted elsewhere.
+            path, parent = node.path, node.parent
+            if parent is None or not await ns.follow_move(parent, parent.path) or node.gone:
                 raise StaleVersion("its directory was deleted by others", path=path) from None
             done = await create()
         except StaleVersion:

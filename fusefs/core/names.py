@@ -462,8 +462,7 @@ class Names:
         try:
             return await change()
         except NotFound:
-            await self.ns.barrier()
-            if directory.gone or directory.path == path:
+            if not await self.ns.follow_move(directory, path):
                 raise
             return await change()
 

@@ -28,6 +28,8 @@ from fusefs.store import files, namespaces, versions
 
 _INO_BATCH = 1000
 _ATTEMPTS = 5
+_MOVES = 50
+"""Barriers that wait for an announcement which is known to be on its way."""
 _log = telemetry.get_logger()
 
 
@@ -116,6 +118,21 @@ class Namespace:
             await self.usage.ask(self.db, self.tenant_id, self.agent_id)
         except Unavailable:
             _log.info("namespace.quota_unknown", agent=self.agent_id)
+
+    async def follow_move(self, directory: Node, path: str) -> bool:
+        """A statement found that a directory is not at its path any more. Whether the mirror knows by now where it
+        is; False where it is gone.
+
+        One barrier does not find it for sure: a statement sees what is committed a moment before its announcement
+        is sent.
+        """
+        for _ in range(_MOVES):
+            await self.barrier()
+            if directory.gone or directory.path != path:
+                break
+            if directory is self.tree.root or await files.where(self.db, self.scope, directory.id) in (None, path):
+                break
+        return not directory.gone and directory.path != path
 
     # -- Metadata ----------------------------------------------------------------------------------
 

@@ -136,6 +136,12 @@ async def stat(db: Database, scope: Scope, path: str) -> NodeRow:
     return _node(rows[0])
 
 
+async def where(db: Database, scope: Scope, node_id: str) -> str | None:
+    """The path at which a lineage is now; None where it is gone. For a caller that knew it at another path."""
+    rows = await db.run(scope.tenant_id, _FETCH_STATE, scope.tenant_id, scope.agent_id, node_id)
+    return str(rows[0][0]) if rows else None
+
+
 async def exists(db: Database, scope: Scope, path: str) -> bool:
     """Whether there is a row at a path that the scope may know of."""
     try:
