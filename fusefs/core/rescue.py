@@ -26,6 +26,7 @@ from fusefs.store.rescue import Rescued
 
 _NAME = re.compile(r"([0-9a-f]{32})\.rescued")
 _HEADER_MAX = 64 * 1024
+_WRITING_S = 60.0
 MAX_BYTES = 1 << 30
 """What the directory holds at most: an outage must not let an agent fill the machine's disk."""
 
@@ -86,7 +87,7 @@ class RescueDirectory:
 
     def list_kept(self) -> tuple[list[Kept], list[str]]:
         """What is kept, the oldest first, and the names of files that cannot be understood: not ours, or the
-        beginning of one whose writer was killed (`.part`).
+        beginning of one whose writer was killed (`.part`, older than a minute).
 
         Raises RescueFailed for a directory that is not ours alone.
         """
@@ -97,7 +98,8 @@ class RescueDirectory:
                 return [], []
             for name in sorted(os.listdir(directory)):
                 if not _NAME.fullmatch(name):
-                    broken.append(name)
+                    if not _is_young(name, directory):
+                        broken.append(name)
                     continue
                 try:
                     found.append(_parse(_read(name, directory)[0]))
@@ -157,6 +159,14 @@ class RescueDirectory:
             yield directory
         finally:
             os.close(directory)
+
+
+def _is_young(name: str, directory: int) -> bool:
+    """Whether somebody may be writing it just now."""
+    try:
+        return time.time() - os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime < _WRITING_S
+    except FileNotFoundError:
+        return True
 
 
 def _bytes_in(directory: int) -> int:

@@ -12,7 +12,7 @@ import trio
 from tests import harness
 
 _SCHEMA = """
-do $$ begin create role fusefs_daemon nologin; exception when duplicate_object then null; end $$;
+do $$ begin create role fusefs_daemon nologin noinherit; exception when duplicate_object then null; end $$;
 alter default privileges grant all on tables to fusefs_daemon;
 create table notes (
   write_id text primary key,

@@ -201,7 +201,9 @@ def test_conflict_that_is_not_stored_when_the_mount_ends(
     namespace.execute("update agent_files set content = 'theirs' where path = '/f'")
     with psycopg.connect(namespace.dsn) as holder:
         holder.execute("lock table agent_file_conflicts in share mode")
-        mounted.terminate()
+        mounted.expect_log("fusefs: |hint: ")
+        mounted.process.terminate()
+        mounted.wait(11)
     assert errno_of(lambda: os.close(fd)) in (0, errno.ENOTCONN)
     assert [one["path"] for one in kept(rescue_dir)] == ["/f"]
     assert "conflict" in put_all(rescue_dir, namespace)

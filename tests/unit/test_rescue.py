@@ -146,3 +146,13 @@ def test_a_file_cut_short(directory: RescueDirectory) -> None:
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(Corrupt, match="9 bytes instead of 10"):
         directory.read(kept_id)
+
+
+def test_what_a_killed_writer_left_is_told(directory: RescueDirectory) -> None:
+    good = directory.keep(SCOPE, WRITE, b"x", "Unavailable")
+    part = where(directory) / f"{'3' * 32}.part"
+    part.write_bytes(b"{")
+    assert directory.list_kept()[1] == [], "somebody may be writing it"
+    os.utime(part, (1, 1))
+    found, broken = directory.list_kept()
+    assert [kept.id for kept in found] == [good] and broken == [part.name]
