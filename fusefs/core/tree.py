@@ -269,8 +269,11 @@ class Tree:
         """Whether a state of a row is not older than what is known, or is the first one after a loss."""
         return node.era != self.era or node.is_before(version, changed_ns)
 
-    def merge(self, row: NodeRow, parent: Node, name: str) -> Node | None:
+    def merge(self, row: NodeRow, parent: Node, name: str, *, listed: bool = False) -> Node | None:
         """Bring a committed row into a directory. Returns its node, or None when the row is out of date.
+
+        Args:
+            listed: it is of a listing that was asked for in this era; other rows may be from before it.
 
         A node of the same lineage and incarnation is updated unless it is newer. A new incarnation (a
         rename over it elsewhere) displaces the old node, which becomes an orphan.
@@ -278,10 +281,11 @@ class Tree:
         if self.is_buried(row.id, row.version):
             return None
         node = self.by_id.get(row.id)
-        if node is not None and node.era != self.era and row.version < node.version:
+        first = listed and node is not None and node.era != self.era
+        if node is not None and first and row.version < node.version:
             self.went_back.append(node)
         if node is not None and node.row_ino != row.ino:
-            if row.version < node.version and node.era == self.era:
+            if row.version < node.version and not first:
                 return None
             self.detach(node)
             node = None
@@ -290,9 +294,9 @@ class Tree:
             node.update(row)
             node.era = self.era
             self.add(node, parent, name)
-        elif self.accepts(node, row.version, row.ctime_ns):
+        elif first or node.is_before(row.version, row.ctime_ns):
             node.update(row)
-            node.era = self.era
+            node.era = self.era if listed else node.era
             if node.parent is not parent or node.name != name:
                 self.attach(node, parent, name)
         return node
@@ -313,7 +317,7 @@ class Tree:
                 continue
             known = self.by_id.get(row.id)
             before = None if known is None else (known.version, known.parent, known.name)
-            node = self.merge(row, directory, name)
+            node = self.merge(row, directory, name, listed=True)
             if known is not None and before is not None and node is known:
                 version, parent, old_name = before
                 if known.version != version:
