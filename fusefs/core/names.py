@@ -37,6 +37,8 @@ from fusefs.rules.model import Attrs, Kind, NodeRow
 from fusefs.rules.paths import Op
 from fusefs.store import files
 
+_ATTEMPTS = 8
+
 T = TypeVar("T")
 
 
@@ -82,8 +84,8 @@ class Names:
                 return await self._open(node, flags)
             paths.check(self.scope, Op.CREATE, path)
             if flags & os.O_EXCL:
-                node = await self._claim(parent, name, Kind.FILE, mode, caller, handle=None)
-                expected: int | None = node.version
+                node, made = await self._claim(parent, name, Kind.FILE, mode, caller, handle=None)
+                expected: int | None = made
             else:
                 node = await self._uncommitted(parent, name, path, mode, caller)
                 expected = None
@@ -129,7 +131,7 @@ class Names:
 
     async def _claim(
         self, parent: Inode, name: str, kind: Kind, mode: int, caller: Caller, *, handle: int | None
-    ) -> Node:
+    ) -> tuple[Node, int]:
         path = self._new_path(parent, name)
         revived = self.session.revives(path) if kind is Kind.FILE else None
         ino = await self.ns.inos.next()
@@ -154,9 +156,11 @@ class Names:
 
         return await self._make(parent.node, name, path, claim)
 
-    async def _make(self, directory: Node, name: str, path: str, make: Callable[[], Awaitable[NodeRow]]) -> Node:
+    async def _make(
+        self, directory: Node, name: str, path: str, make: Callable[[], Awaitable[NodeRow]]
+    ) -> tuple[Node, int]:
         """Make a row at a name, and take it into the mirror. Whoever wins the name reads what its last holder
-        wrote: it may be a lock."""
+        wrote: it may be a lock. Also returns the version that was made: others may have written to it by now."""
         try:
             row = await self._in_directory(directory, make)
         except Exists:
@@ -172,7 +176,7 @@ class Names:
         self.ns.usage.add(1, row.size)
         self.ns.directory_changed(directory)
         self.ns.name_appeared(directory, name, by=self._view)
-        return node
+        return node, row.version
 
     async def _winner(self, directory: Node, name: str, path: str) -> Node | None:
         """Who made a name first. No barrier finds that out for sure: a row is visible before its announcement is
@@ -186,7 +190,7 @@ class Names:
             await self._settle_foreign(parent.node, name)
             if await self._child(parent, name) is not None:
                 raise _look_again(path)
-            node = await self._claim(parent, name, Kind.DIR, mode, caller, handle=None)
+            node, _ = await self._claim(parent, name, Kind.DIR, mode, caller, handle=None)
         except FsError as error:
             self._refused("mkdir", error, path, parent.node)
             raise
@@ -225,7 +229,7 @@ class Names:
                     done.mtime_ns, done.ctime_ns, self.scope.session,
                 )  # fmt: skip
 
-            node = await self._make(parent.node, name, path, create)
+            node, _ = await self._make(parent.node, name, path, create)
         except FsError as error:
             self._refused("create", error, path, parent.node)
             raise
@@ -290,12 +294,17 @@ class Names:
 
     async def _delete_row(self, directory: Node, name: str, path: str, node: Node) -> int | None:
         """Delete the row. Where others replaced it since we looked, what has the name now is deleted, and
-        None returned."""
+        None returned; where they moved it, it stays: nobody named it there."""
         try:
             return await files.delete(self.ns.db, self.scope, path, node.id)
         except NotFound:
             await self.ns.barrier()
             now = directory.children.get(name)
+            if now is node and not node.gone and node.path != path:
+                # Others moved the directory.
+                return await self._delete_row(directory, name, node.path, node)
+            if now is not None and not now.committed and now.owner is not self._view:
+                now = None  # another session of this daemon is making it
             if now is None or now is node:
                 if now is node:
                     self.ns.tree.detach(node)
@@ -315,22 +324,33 @@ class Names:
                 raise NotFound(path=source_path)
             await self._commit_uncommitted(source)
             await self._settle_foreign(new_parent.node, new_name)
-            target = await self._child(new_parent, new_name)
-            if target is source:
-                return
-            if target is not None and mode == "exchange":
-                await self._commit_uncommitted(target)
-            try:
-                await self._rename(parent.node, source, new_parent.node, new_name, target, mode)
-            except Exists:
-                if mode != "":
-                    raise
-                # Others made the name meanwhile: it is replaced, or refused, like one that was known.
-                target = await self._winner(new_parent.node, new_name, path)
-                await self._rename(parent.node, source, new_parent.node, new_name, target, mode)
+            for _ in range(_ATTEMPTS):
+                target = await self._child(new_parent, new_name)
+                if target is source:
+                    if (parent, name) != (new_parent, new_name):
+                        raise NotFound(path=source_path)  # others moved it there just now
+                    return
+                if target is not None and mode == "exchange":
+                    await self._commit_uncommitted(target)
+                try:
+                    await self._rename(parent.node, source, new_parent.node, new_name, target, mode)
+                    return
+                except Exists:
+                    if mode != "":
+                        raise
+                await self._look(new_parent.node, new_name)
+            raise StaleVersion("replaced by others again and again", path=path)
         except FsError as error:
             self._refused("rename", error, path, parent.node, new_parent.node)
             raise
+
+    async def _look(self, directory: Node, name: str) -> None:
+        """Others made a file at a name since this session looked there. It is a file like any other: taken into
+        the mirror, and checked before it is replaced."""
+        try:
+            await self._winner(directory, name, paths.join(directory.path, name))
+        except NotFound:
+            await self.ns.barrier()
 
     async def _commit_uncommitted(self, node: Node) -> None:
         """Unflushed bytes of the source are committed before it moves (the rename publishes them)."""
@@ -342,6 +362,7 @@ class Names:
         self, directory: Node, source: Node, new_directory: Node, new_name: str, target: Node | None, mode: str
     ) -> None:
         expected: int | None = None
+        name = source.name
         if target is not None and mode == "":
             for inode in self.ns.inodes_of(target):
                 await inode.owner.settle(inode)
@@ -366,7 +387,8 @@ class Names:
                 tries += 1
                 before = old_path, new_directory.path
                 await self.ns.barrier()
-                if tries > 1 or source.gone or new_directory.gone or before == (source.path, new_directory.path):
+                moved = source.gone or source.parent is not directory or source.name != name
+                if tries > 1 or moved or new_directory.gone or before == (source.path, new_directory.path):
                     raise
         for each in {directory, new_directory}:
             # Others moved something there before our answer was here: the kernel, which believes in our move from

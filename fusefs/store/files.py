@@ -406,7 +406,7 @@ async def claim(
 async def delete(db: Database, scope: Scope, path: str, node_id: str) -> int:
     """Delete one lineage; its content stays in the history. Returns the version that the delete took.
 
-    Raises NotFound where it is gone already, NotEmpty for a directory with entries.
+    Raises NotFound where it is not at the path any more, NotEmpty for a directory with entries.
     """
     paths.check(scope, Op.DELETE, path)
     write_id = new_id()
@@ -419,7 +419,7 @@ async def delete(db: Database, scope: Scope, path: str, node_id: str) -> int:
         rows = await db.write(
             scope.tenant_id,
             _DELETE_NODE,
-            (scope.tenant_id, scope.agent_id, node_id, scope.principal.value, scope.session, write_id),
+            (scope.tenant_id, scope.agent_id, node_id, path, scope.principal.value, scope.session, write_id),
             confirm,
         )
         if not rows:
@@ -446,7 +446,8 @@ async def rename(
         expected: the version of the target that the caller built on; None: any.
         mode: '', 'noreplace' or 'exchange'.
 
-    Raises NotFound, Exists, NotADirectory, IsADirectory, NotEmpty, BadPath, PathTooLong, StaleVersion.
+    Raises NotFound, Exists (also without 'noreplace', where another file than was believed is at the target and
+    nothing is expected of it), NotADirectory, IsADirectory, NotEmpty, BadPath, PathTooLong, StaleVersion.
     """
     for _, path in (source, target):
         paths.check(scope, Op.RENAME, path)

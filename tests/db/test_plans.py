@@ -137,4 +137,4 @@ def test_renames(grown: Grown, source: str, target: str, mode: str) -> None:
 
 
 def test_deletes(grown: Grown) -> None:
-    assert grown.rows_read("delete_node", grown.id_of("/many/f7"), *by()) <= READS_AT_MOST
+    assert grown.rows_read("delete_node", grown.id_of("/many/f7"), "/many/f7", *by()) <= READS_AT_MOST

@@ -95,8 +95,8 @@ returning id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
   (extract(epoch from updated_at) * 1000000)::bigint * 1000 as ctime_ns, updated_session;
 
 -- name: delete_node
--- Delete one lineage; the trigger keeps its content in the history. No row: it is gone already.
-select version, size_bytes from fusefs_delete_v1($1::uuid, $2::uuid, $3::uuid, $4, $5, $6::uuid);
+-- Delete one lineage; the trigger keeps its content in the history. No row: it is not at that path.
+select version, size_bytes from fusefs_delete_v1($1::uuid, $2::uuid, $3::uuid, $4, $5, $6, $7::uuid);
 
 -- name: rename_node
 -- rename(2): see fusefs_rename_v1.

@@ -511,9 +511,10 @@ $$;
 create trigger fusefs_purge_history after delete on agents
   for each row execute function fusefs_purge_history_v1();
 
--- Delete one node by lineage. No row: it is gone already. Raises FS005 for a directory with entries.
+-- Delete one node by lineage, at the path where the caller knows it. No row: it is not there. Raises FS005 for a
+-- directory with entries.
 create function fusefs_delete_v1(
-  p_tenant uuid, p_agent uuid, p_id uuid, p_by text, p_session text, p_write_id uuid
+  p_tenant uuid, p_agent uuid, p_id uuid, p_path text, p_by text, p_session text, p_write_id uuid
 ) returns table (version int, size_bytes int) language plpgsql as $$
 declare
   v_set text;
@@ -522,7 +523,7 @@ begin
   v_set := set_config('fusefs.session', p_session, true);
   v_set := set_config('fusefs.delete_id', p_write_id::text, true);
   return query delete from agent_files f where f.tenant_id = p_tenant and f.agent_id is not distinct from p_agent and f.id = p_id
-    returning f.version + 1, f.size_bytes;
+    and f.path = p_path returning f.version + 1, f.size_bytes;
 end
 $$;
 
@@ -601,7 +602,7 @@ $$;
 --   p_expected      version of the target that the caller has seen, null: it never saw one
 --   p_mode          '' | 'noreplace' | 'exchange'
 -- Replacing keeps the target's lineage and gives it the source's incarnation and content.
--- Raises FS001 source or directory gone, FS002 noreplace, FS003/4/5 kinds, FS006 the target moved on,
+-- Raises FS001 source or directory gone, FS002 noreplace, or another file than p_target is there, FS003/4/5 kinds, FS006 the target moved on,
 -- FS010 into itself, FS012 too deep. Returns the row now at p_to.
 create function fusefs_rename_v1(
   p_tenant uuid, p_agent uuid, p_source uuid, p_from text, p_to text, p_target uuid, p_expected int, p_mode text,
@@ -656,6 +657,10 @@ begin
       raise exception 'not a directory' using errcode = 'FS003';
     elsif s.kind <> 'dir' and d.kind = 'dir' then
       raise exception 'is a directory' using errcode = 'FS004';
+    end if;
+    -- A name that the caller believes absent, or another file's, is not replaced before it has looked at what is there.
+    if p_expected is null and s.kind <> 'dir' and d.id is distinct from p_target then
+      raise exception 'another file has the name' using errcode = 'FS002';
     end if;
     if p_expected is not null and (d.id <> p_target or d.version <> p_expected) then
       raise exception 'changed since you read it; read it again and retry (it is at version % now)', d.version
