@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import stat as stat_bits
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -76,8 +77,8 @@ class Caller:
 class Kernel(Protocol):
     """How caches of the kernel are dropped. Neither method waits: see docs/internals/coherence.md on deadlocks."""
 
-    def invalidate_inode(self, kino: int, *, attr_only: bool = False) -> None:
-        """Drop the attributes, and unless `attr_only` the pages, of an inode."""
+    def invalidate_inode(self, kino: int, *, attr_only: bool = False, needed: Callable[[], bool] | None = None) -> None:
+        """Drop the attributes, and unless `attr_only` the pages, of an inode, if it is still needed by then."""
 
     def invalidate_attr_now(self, kino: int) -> None:
         """Drop the attributes before returning; the one form that is safe on the trio thread."""

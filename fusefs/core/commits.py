@@ -77,7 +77,7 @@ class Commits:
             try:
                 done = await self._store(inode, handle, buffer, taken, attempt)
             except StaleVersion as error:
-                await self.lose(inode, handle, error, taken.data)
+                await self.lose(inode, handle, error, taken.data if dirty or buffer.dirty else None)
                 raise
             except (TooLarge, OverQuota) as error:
                 self.fail(inode, handle, "write", error)
@@ -209,6 +209,7 @@ class Commits:
         if before == UNCOMMITTED and not buffer.whole:
             # The file became another's, and this an append to it.
             before, size_before = done.version - bool(data), done.size - len(data)
+        buffer_was_whole = buffer.whole
         buffer.settle()
         created = before == UNCOMMITTED and buffer.whole
         if buffer.whole:
@@ -219,12 +220,12 @@ class Commits:
             grown = len(data)
             continuous = done.version == before + 1 and done.size == size_before + len(data)
         ns.usage.add(1 if created else 0, grown)
-        if inode.kernel_version is not None:
-            if continuous and inode.kernel_version == before:
+        if not continuous or inode.told != before:
+            ns.kernel_unsure(inode)
+        else:
+            inode.told = done.version
+            if inode.kernel_version == before:
                 inode.kernel_version = done.version
-            elif not continuous:
-                inode.kernel_version = None
-                ns.kernel.invalidate_inode(inode.kino)
         stored = buffer.attrs
         node.mode = node.mode if stored.mode is None else stored.mode
         node.uid = node.uid if stored.uid is None else stored.uid
@@ -238,7 +239,10 @@ class Commits:
         for handle in inode.handles:
             if handle.version == before:
                 handle.version = done.version
-        session.saw(node, done.version)
+        if buffer_was_whole:
+            session.saw(node, done.version)
+        elif data:
+            session.appended(node, done.version)
         node.owner = None
         live = ns.tree.by_id.get(done.id)
         if live is not None and live is not node and live.version < done.version:
@@ -286,9 +290,13 @@ class Commits:
         node, buffer = inode.node, inode.buffer
         path = node.path
         handle.failed = error
+        handle.kept = data is not None
         for other in inode.handles:
             if other.wrote:
                 other.failed = error
+                other.kept = data is not None
+            elif other.writable and other.failed is None and buffer is not None and buffer.pending:
+                other.failed = error  # its truncation goes with the buffer, and nothing may be written without it
         telemetry.counters.conflicts += 1
         if data is not None and buffer is not None and buffer.whole and len(buffer.data) > len(data):
             data = bytes(buffer.data)  # with what was written while the commit was refused
@@ -304,6 +312,14 @@ class Commits:
             self.session.refuse("write", path, error)
         if lost_from is not None:
             await self.name_lost(lost_from, path)
+
+    async def keep_first(self, handle: Handle, data: bytes) -> None:
+        """Keep the first bytes that are written to a handle which was refused before it wrote any."""
+        error = handle.failed
+        if isinstance(error, StaleVersion) and not handle.kept:
+            handle.kept = True
+            node = handle.inode.node
+            await self._keep(node, node.path, handle, error, data)
 
     async def _keep(self, node: Node, path: str, handle: Handle, error: StaleVersion, data: bytes) -> None:
         """Store the bytes of a lost race as a conflict; where Postgres does not take them, in the rescue
@@ -387,8 +403,7 @@ class Commits:
             # Its name is still to be made, as an empty file.
             inode.buffer = Buffer(None, bytearray(), whole=True)
             inode.buffer.pending = True
-        inode.kernel_version = None
-        self.ns.kernel.invalidate_inode(inode.kino)
+        self.ns.kernel_unsure(inode)
 
 
 def _complete(attrs: Attrs, node: Node) -> Attrs:

@@ -61,6 +61,8 @@ class Inode:
         node: the node; the owner knows its type.
         lock: held over the commit of the buffer and over the loading of its content.
         kernel_version: the version whose pages the kernel holds, None when unknown.
+        doubtful: the kernel is still to be told that its attributes and pages are void.
+        told: the version whose size the kernel has, None when unknown.
         pinned: content of an orphan, kept while handles are open.
         absent: names of a directory that the kernel may remember as missing.
         generation: what a file handle must know beside the number. Of the inode, not of the node: a session's view of
@@ -70,6 +72,7 @@ class Inode:
     __slots__ = (
         "absent",
         "buffer",
+        "doubtful",
         "generation",
         "handles",
         "kernel_version",
@@ -79,6 +82,7 @@ class Inode:
         "node",
         "owner",
         "pinned",
+        "told",
     )
 
     def __init__(self, owner: Filesystem, node: Node, kino: int) -> None:
@@ -87,6 +91,8 @@ class Inode:
         self.kino = kino
         self.lookups = 0
         self.kernel_version: int | None = None
+        self.told: int | None = None
+        self.doubtful = False
         self.buffer: Buffer | None = None
         self.handles: set[Handle] = set()
         self.pinned: bytes | None = None
@@ -111,6 +117,11 @@ class Inode:
         return False
 
     @property
+    def told_version(self) -> int:
+        """The version that a handle of a file without a name reads: whose size the kernel has."""
+        return self.node.version if self.told is None else self.told
+
+    @property
     def writers(self) -> Iterable[Handle]:
         return (handle for handle in self.handles if handle.writable)
 
@@ -122,8 +133,11 @@ class Handle:
         version: the version at open, raised by this session's own commits; a write on a handle whose
             version was superseded by others is refused.
         failed: set by the first refusal; every later write and flush repeats it.
+        kept: what was written when it was refused is a conflict.
         serial: identifies the handle in `write_handle`.
         created: this handle made the file.
+        shown: the version that was read first. Later ones do not count as seen: a process that reads in two steps
+            would have the beginning of one and the end of another.
         untold: its bytes were given up with another handle's, and no call of its own has said so.
         flushes: how often it was flushed with nothing written; each descriptor that bash shuffles counts.
         wrote: this handle has put bytes into the buffer.
@@ -136,9 +150,11 @@ class Handle:
         "fh",
         "flushes",
         "inode",
+        "kept",
         "names",
         "readable",
         "serial",
+        "shown",
         "size_at_open",
         "untold",
         "version",
@@ -156,12 +172,20 @@ class Handle:
         self.version = inode.node.version
         self.size_at_open = inode.node.size
         self.failed: FsError | None = None
+        self.kept = False
+        self.shown: int | None = None
         self.untold = False
         self.flushes = 0
         self.serial = secrets.randbits(62)
         self.created = False
         self.wrote = False
         self.names: list[str] | None = None
+
+    def shows(self, version: int) -> bool:
+        """Whether a read of this version shows it to the session."""
+        if self.shown is None:
+            self.shown = version
+        return self.readable and self.shown == version
 
     def check(self) -> None:
         """Raise what this handle failed with before."""
@@ -201,7 +225,7 @@ class InodeTable:
             # The mirror lost track of the node and found it again: the kernel did not.
             inode.node.inodes.remove(inode)
             inode.node = node
-            inode.kernel_version = None
+            inode.kernel_version = inode.told = None
             node.inodes.append(inode)
         return inode
 

@@ -105,7 +105,7 @@ class Follower:
             for name in (*view.root.node.children, *(view.root.absent or ())):
                 ns.kernel.invalidate_entry(view.root.kino, name)
         for inode in ns.known_inodes():
-            inode.kernel_version = None
+            inode.kernel_version = inode.told = None
             inode.absent = None
             ns.kernel.invalidate_inode(inode.kino, attr_only=not inode.handles)
             parent = inode.node.parent

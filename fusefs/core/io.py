@@ -76,6 +76,8 @@ class FileIo:
         if handle.readable and node.committed:
             self.session.saw(node, node.version)
         keep = self._keep_cache(inode)
+        if keep:
+            handle.shown = node.version
         self.table.open(handle)
         return Opened(handle, keep_cache=keep)
 
@@ -85,11 +87,13 @@ class FileIo:
         version = inode.node.version
         if inode.buffer is not None and inode.buffer.uncommitted:
             return True
+        if inode.told != version:
+            inode.told = None
+            self.ns.kernel.invalidate_attr_now(inode.kino)
         if inode.kernel_version == version:
             return True
-        if inode.kernel_version is not None:
-            self.ns.kernel.invalidate_attr_now(inode.kino)
         inode.kernel_version = version
+        inode.doubtful = False
         return False
 
     def _truncate_at_open(self, inode: Inode) -> None:
@@ -100,6 +104,7 @@ class FileIo:
         if buffer is None or not buffer.uncommitted:
             self.session.check_replace(node)
             buffer = inode.buffer = Buffer(None if not node.committed else node.version, bytearray(), whole=True)
+            inode.told = node.version  # the kernel cuts the file itself
         else:
             buffer.data.clear()
             if not buffer.whole:
@@ -117,6 +122,8 @@ class FileIo:
         inode.kernel_version = inode.node.version
         handle = Handle(inode, flags)
         handle.created = True
+        if expected is not None:
+            handle.version = expected
         self.table.open(handle)
         return Opened(handle, keep_cache=True)
 
@@ -145,28 +152,43 @@ class FileIo:
         if not node.committed:
             return inode.pinned or b""
         if not node.gone:
+            told = inode.told
             try:
                 version, content = await self.ns.content(node)
             except NotFound:
                 if not node.gone:
                     raise
             else:
-                if handle is None or handle.readable:
+                whole = inode.told == told
+                if handle is not None and inode.told not in (None, version):
+                    version, content, whole = await self._as_told(inode, version, content)
+                if whole and (handle is None or handle.shows(version)):
                     self.session.saw(node, version)
                 if inode.kernel_version != version and inode.kernel_version is not None:
                     inode.kernel_version = version
                 return content
         if inode.pinned is None:
-            kept = await self.ns.content_at(node, node.version)
+            kept = await self.ns.content_at(node, inode.told_version)
             if kept is None:
                 raise StaleVersion("deleted, and its content was not kept", path=node.path)
             inode.pinned = kept
         return inode.pinned
 
+    async def _as_told(self, inode: Inode, version: int, content: bytes) -> tuple[int, bytes, bool]:
+        """What a READ gets when others changed the file after the kernel was told its size: the version of that
+        size. The kernel would cut a longer one and fill a shorter one with NULs, and the session would count as
+        having seen what its process did not get. Also says whether it is what the process gets."""
+        node, told = inode.node, inode.told
+        older = None if told is None else await self.ns.content_at(node, told)
+        self.ns.drop_pages(inode)
+        if told is None or older is None:
+            return version, content, False
+        return told, older, True
+
     async def pin(self, inode: Inode) -> None:
         """Keep the content of a file that is about to lose its name while it is open here."""
         if inode.handles and inode.node.kind is Kind.FILE and inode.node.committed and inode.pinned is None:
-            inode.pinned = self.ns.contents.get(inode.node.id, inode.node.version)
+            inode.pinned = self.ns.contents.get(inode.node.id, inode.told_version)
 
     # -- Write -------------------------------------------------------------------------------------
 
@@ -177,6 +199,7 @@ class FileIo:
         poisoned and nothing of it is committed.
         """
         if handle.failed is not None:
+            await self.commits.keep_first(handle, data)
             handle.check()
         inode = handle.inode
         node = inode.node
@@ -306,22 +329,24 @@ class FileIo:
         """close(2) of one descriptor. bash flushes before its first write, so a create or a truncation
         with nothing written commits at the second flush only. Raises StaleVersion (the third check); a limit
         that a write met was told by that write."""
-        if isinstance(handle.failed, StaleVersion):
-            handle.check()
-        elif handle.failed is not None:
-            if handle.untold:
-                handle.untold = False
-                handle.check()
-            return
+        self._tell_failed(handle)
         buffer = handle.inode.buffer
-        if buffer is None or not handle.writable:
+        if handle.failed is not None or buffer is None or not handle.writable:
             return
-        if buffer.dirty or buffer.committing is not None:
-            await self.commits.commit(handle.inode, handle)
-        elif buffer.pending:
+        if buffer.pending and not (buffer.dirty or buffer.committing is not None):
             handle.flushes += 1
-            if handle.flushes > 1:
-                await self.commits.commit(handle.inode, handle)
+            if handle.flushes == 1:
+                return
+        elif not buffer.uncommitted:
+            return
+        await self.commits.commit(handle.inode, handle)
+        # Another call committed it, and was refused, while this one waited for its turn.
+        self._tell_failed(handle)
+
+    def _tell_failed(self, handle: Handle) -> None:
+        if isinstance(handle.failed, StaleVersion) or handle.untold:
+            handle.untold = False
+            handle.check()
 
     async def fsync(self, handle: Handle) -> None:
         """fsync(2): commits whatever is not committed."""

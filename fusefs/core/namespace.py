@@ -257,8 +257,7 @@ class Namespace:
                 inode.buffer.become_append(row.version)
             for handle in inode.handles:
                 handle.version = row.version
-            inode.kernel_version = None
-            self.kernel.invalidate_inode(inode.kino)
+            self.kernel_unsure(inode)
         if parent is not None:
             self.name_appeared(parent, name)
 
@@ -361,6 +360,10 @@ class Namespace:
         The source's incarnation keeps its inode; what it replaced becomes an orphan, whose handles read
         the version that they opened.
         """
+        if source.gone:
+            # Another session of this daemon asked for it between the move and its answer, and took it for deleted.
+            self.tree.distrust(directory)
+            return False
         if exchange:
             if target is not None and source.parent is not None:
                 old_parent, old_name = source.parent, source.name
@@ -392,6 +395,11 @@ class Namespace:
         for inode in self.inodes_of(source):
             if inode.kernel_version == before:
                 inode.kernel_version = row.version
+            if inode.told == before:
+                inode.told = row.version
+            else:
+                inode.told = None
+                self.kernel.invalidate_attr_now(inode.kino)
             if inode.buffer is not None and not inode.buffer.uncommitted:
                 inode.buffer = None
             for handle in inode.handles:
@@ -401,11 +409,24 @@ class Namespace:
 
     # -- What a change makes void ------------------------------------------------------------------
 
+    def kernel_unsure(self, inode: Inode) -> None:
+        """The kernel has a size and pages that nobody else has: it must ask for both."""
+        inode.kernel_version = inode.told = None
+        self.kernel.invalidate_attr_now(inode.kino)
+        self.drop_pages(inode)
+
+    def drop_pages(self, inode: Inode) -> None:
+        """Tell the kernel to drop an inode's attributes and pages, unless an open does so before the call is made:
+        attributes that the kernel asked for before the call, and got after it, do not count for it (measured), and
+        the read for which it asked would be cut at the old size."""
+        inode.doubtful = True
+        self.kernel.invalidate_inode(inode.kino, needed=lambda: inode.doubtful)
+
     def content_changed(self, node: Node, by: object = None) -> None:
         """Drop attributes and pages in every session but the one that wrote them."""
         for inode in self.inodes_of(node):
             if inode.owner is not by:
-                self.kernel.invalidate_inode(inode.kino)
+                self.drop_pages(inode)
 
     def attrs_changed(self, node: Node, by: object = None) -> None:
         for inode in self.inodes_of(node):

@@ -76,6 +76,8 @@ class Session:
         self.settings = settings
         self._resumed_ns = resumed_ns
         self._seen: OrderedDict[str, int] = OrderedDict()
+        # Lineages that a resumed session appended to and did not read: at which version it left them.
+        self._unread: OrderedDict[str, int] = OrderedDict()
         self._seen_at: OrderedDict[str, str] = OrderedDict()
         self._vacated: OrderedDict[str, Vacated] = OrderedDict()
         self.refusals: deque[Refusal] = deque(maxlen=_REFUSALS)
@@ -111,6 +113,17 @@ class Session:
         if self._resumed_ns is None:
             self._resumed_ns = began_ns
 
+    def appended(self, node: Node, version: int) -> None:
+        """The session wrote this version by an append, which does not show it what it was appended to."""
+        known = self._seen.get(node.id)
+        if known is None and self._resumed_ns is not None:
+            self._unread[node.id] = version
+            self._unread.move_to_end(node.id)
+            if len(self._unread) > _SEEN_LINEAGES:
+                self._unread.popitem(last=False)
+        elif known is None or known == version - 1:
+            self.saw(node, version)
+
     def left(self, path: str) -> None:
         """The session itself took away what it saw at a path."""
         self._seen_at.pop(path, None)
@@ -141,7 +154,8 @@ class Session:
                 path=node.path,
                 actual=node.version,
             )
-        if node.session == self.scope.session or node.size == 0:
+        own = node.session == self.scope.session and self._unread.get(node.id) != node.version
+        if own or node.size == 0:
             return
         if self.settings.require_read:
             raise StaleVersion("this session has not read it; read it before you replace it", path=node.path)

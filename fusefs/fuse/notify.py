@@ -31,7 +31,7 @@ _EXPECTED = (errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENOTCONN, errno
 """The kernel does not know the inode or name, a mount point is below it, or the mount is going."""
 
 _log = telemetry.get_logger()
-_Call = tuple[Callable[..., None], tuple[object, ...]]
+_Call = tuple[Callable[..., None], tuple[object, ...], Callable[[], bool] | None]
 _Late = tuple[float, int, _Call]
 
 
@@ -62,8 +62,8 @@ class KernelCaches:
             calls.put(None)
         self._late.put(None)
 
-    def invalidate_inode(self, kino: int, *, attr_only: bool = False) -> None:
-        self._put(kino, pyfuse3.invalidate_inode, (kino, attr_only))
+    def invalidate_inode(self, kino: int, *, attr_only: bool = False, needed: Callable[[], bool] | None = None) -> None:
+        self._put(kino, pyfuse3.invalidate_inode, (kino, attr_only), needed)
 
     def invalidate_attr_now(self, kino: int) -> None:
         self._call(pyfuse3.invalidate_inode, (kino, True))
@@ -71,9 +71,15 @@ class KernelCaches:
     def invalidate_entry(self, parent: int, name: str, deleted: int = 0) -> None:
         self._put(parent, pyfuse3.invalidate_entry, (parent, name.encode(), deleted))
 
-    def _put(self, key: int, call: Callable[..., None], args: tuple[object, ...]) -> None:
+    def _put(
+        self,
+        key: int,
+        call: Callable[..., None],
+        args: tuple[object, ...],
+        needed: Callable[[], bool] | None = None,
+    ) -> None:
         if self._started:
-            self._queues[key % _THREADS].put((call, args))
+            self._queues[key % _THREADS].put((call, args, needed))
 
     def _work(self, calls: queue.SimpleQueue[_Call | None]) -> None:
         while (item := calls.get()) is not None:
@@ -88,9 +94,11 @@ class KernelCaches:
             if self._call(*call) == errno.ENOENT and step + 1 < len(_AGAIN_S):
                 self._late.put((first, step + 1, call))
 
-    def _call(self, call: Callable[..., None], args: tuple[object, ...]) -> int:
+    def _call(
+        self, call: Callable[..., None], args: tuple[object, ...], needed: Callable[[], bool] | None = None
+    ) -> int:
         """Returns the errno, 0 for success."""
-        if not self._started:
+        if not self._started or (needed is not None and not needed()):
             return 0  # the mount has gone, and its caches with it
         try:
             call(*args)

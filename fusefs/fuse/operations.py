@@ -71,6 +71,13 @@ def _caller(ctx: RequestContext) -> Caller:
     return Caller(ctx.uid, ctx.gid)
 
 
+def _told(inode: Inode) -> EntryAttributes:
+    """Attributes as the kernel is told them now."""
+    if inode.pinned is None:
+        inode.told = inode.node.version
+    return _attributes(inode.owner.stat(inode))
+
+
 def _attributes(stat: Stat) -> EntryAttributes:
     entry = EntryAttributes()
     entry.st_ino = InodeT(stat.ino)
@@ -124,7 +131,7 @@ class Operations(pyfuse3.Operations):
     def _answer(self, inode: Inode) -> EntryAttributes:
         """Attributes of an inode that the reply makes known to the kernel."""
         inode.lookups += 1
-        return _attributes(inode.owner.stat(inode))
+        return _told(inode)
 
     @handler
     async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
@@ -154,7 +161,7 @@ class Operations(pyfuse3.Operations):
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
         found = self._inode(inode)
         await found.owner.refresh(found)
-        return _attributes(found.owner.stat(found))
+        return _told(found)
 
     @handler
     async def setattr(
@@ -171,7 +178,7 @@ class Operations(pyfuse3.Operations):
         )
         handle = None if fh is None else self._table.handles.get(fh)
         await found.owner.setattr(found, change, handle, _caller(ctx))
-        return _attributes(found.owner.stat(found))
+        return _told(found)
 
     @handler
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
@@ -291,9 +298,11 @@ class Operations(pyfuse3.Operations):
             inode = await owner.entry(directory, name)
             if inode is None:
                 continue
-            if not pyfuse3.readdir_reply(token, name.encode(), _attributes(inode.owner.stat(inode)), position + 1):
+            attributes = _attributes(inode.owner.stat(inode))
+            if not pyfuse3.readdir_reply(token, name.encode(), attributes, position + 1):
                 self._table.release(inode)
                 break
+            inode.told = inode.node.version
             inode.lookups += 1
 
     @handler

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import itertools
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -78,6 +79,98 @@ def held_row(duo: Duo, name: str) -> Iterator[Callable[[], None]]:
 
         yield lambda: eventually(waiting, "a commit waits for the row")
         holder.commit()
+
+
+@contextlib.contextmanager
+def unannounced(duo: Duo) -> Iterator[None]:
+    """What is changed in the block is announced to nobody yet, as in the moment between a commit and its arrival."""
+    namespace = duo.files.namespace
+    where = " WHERE tenant_id = %s AND agent_id = %s"
+    scope = (namespace.tenant_id, namespace.agent_id)
+    ((channel,),) = namespace.execute("SELECT channel FROM agent_namespaces" + where, scope)
+    namespace.execute("UPDATE agent_namespaces SET channel = 'nobody'" + where, scope)
+    try:
+        yield
+    finally:
+        namespace.execute("UPDATE agent_namespaces SET channel = %s" + where, (channel, *scope))
+
+
+def test_append_does_not_show_what_was_there(duo: Duo) -> None:
+    duo.stale("f")
+    duo.a.ok("echo mine >> f")
+    duo.a.refused("echo all > f")
+    assert duo.files.content("f") == b"two\nmine\n"
+    duo.a.ok("cat f > /dev/null; echo all > f")
+
+
+def test_rename_to_a_name_that_others_took_a_moment_ago(duo: Duo) -> None:
+    duo.given("f")
+    os.unlink(duo.b / "f")
+    eventually(lambda: not (duo.a / "f").exists(), "the removal in session a")
+    duo.a.ok("echo mine > g")
+    with unannounced(duo):
+        duo.b.ok("echo theirs > f")
+    with refused(errno.ESTALE):
+        os.rename(duo.a / "g", duo.a / "f")
+    assert duo.files.content("f") == b"theirs\n"
+    assert duo.files.content("g") == b"mine\n"
+    assert (duo.a / "f").read_bytes() == b"theirs\n"
+    os.rename(duo.a / "g", duo.a / "f")
+    assert duo.files.content("f") == b"mine\n"
+
+
+def test_name_that_others_gave_a_file_a_moment_ago_is_not_touched(duo: Duo) -> None:
+    for call in (lambda: os.unlink(duo.a / "f"), lambda: os.rename(duo.a / "f", duo.a / "h")):
+        duo.given("f")
+        with unannounced(duo):
+            os.rename(duo.b / "f", duo.b / "g")
+        assert errno_of(call) == errno.ENOENT
+        assert duo.files.content("g") == b"one\n"
+        assert duo.files.content("h") is None
+        os.unlink(duo.b / "g")
+
+
+def test_read_while_others_append_is_not_cut_and_shows_what_it_gave(duo: Duo) -> None:
+    duo.b.ok("printf one > f")
+    eventually((duo.a / "f").exists, "the file in session a")
+    fd = os.open(duo.a / "f", os.O_RDONLY)
+    with unannounced(duo):
+        duo.b.ok("printf two >> f")
+    text = os.pread(fd, 100, 0)
+    os.close(fd)
+    if text == b"one":
+        duo.a.refused("echo mine > f")
+        assert duo.files.content("f") == b"onetwo"
+    else:
+        assert text == b"onetwo"
+
+
+def test_claim_that_others_wrote_to_before_it_was_answered(duo: Duo) -> None:
+    opened: list[int] = []
+    duo.a.ok("true")
+    with psycopg.connect(duo.files.namespace.dsn) as holder:
+        # The claim waits for its directory; what changes the row comes in between it and its answer.
+        holder.execute("SELECT FROM agent_files WHERE path = %s FOR UPDATE", (duo.files.path("")[:-1],))
+        with psycopg.connect(duo.files.namespace.dsn, autocommit=True) as watcher:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            claiming = Background(lambda: opened.append(os.open(duo.a / "f", flags)))
+            query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            eventually(lambda: (watcher.execute(query).fetchone() or (0,))[0], "the claim waits")
+            os.kill(duo.a.mount.process.pid, signal.SIGSTOP)
+            try:
+                holder.commit()
+                eventually(lambda: duo.files.content("f") is not None, "the claim is stored")
+                eventually((duo.b / "f").exists, "the claimed name in session b")
+                duo.b.ok("echo theirs > f")
+            finally:
+                os.kill(duo.a.mount.process.pid, signal.SIGCONT)
+    claiming.join()
+    with refused(errno.ESTALE):
+        os.write(opened[0], b"mine")
+    with refused(errno.ESTALE):
+        os.close(opened[0])
+    assert duo.files.content("f") == b"theirs\n"
+    assert duo.files.conflicts("f") == [b"mine"]
 
 
 def test_truncation_while_an_append_commits(duo: Duo) -> None:
