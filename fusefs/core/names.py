@@ -182,7 +182,10 @@ class Names:
         """Who made a name first. No barrier finds that out for sure: a row is visible before its announcement is
         sent."""
         row = await files.stat(self.ns.db, self.scope, path)
-        return self.ns.tree.merge(row, directory, name)
+        winner = self.ns.tree.merge(row, directory, name)
+        # Its removal may have been announced while it was asked for, before the mirror knew it.
+        self.ns.tree.distrust(directory)
+        return winner
 
     async def mkdir(self, parent: Inode, name: str, mode: int, caller: Caller) -> Inode:
         path = self._new_path(parent, name)
@@ -338,19 +341,13 @@ class Names:
                 except Exists:
                     if mode != "":
                         raise
-                await self._look(new_parent.node, new_name)
+                # Others made a file there since this session looked: it is loaded, and checked before it is replaced.
+                await self.ns.barrier()
+                self.ns.tree.distrust(new_parent.node)
             raise StaleVersion("replaced by others again and again", path=path)
         except FsError as error:
             self._refused("rename", error, path, parent.node, new_parent.node)
             raise
-
-    async def _look(self, directory: Node, name: str) -> None:
-        """Others made a file at a name since this session looked there. It is a file like any other: taken into
-        the mirror, and checked before it is replaced."""
-        try:
-            await self._winner(directory, name, paths.join(directory.path, name))
-        except NotFound:
-            await self.ns.barrier()
 
     async def _commit_uncommitted(self, node: Node) -> None:
         """Unflushed bytes of the source are committed before it moves (the rename publishes them)."""

@@ -304,6 +304,8 @@ class Namespace:
                 row = await files.stat(self.db, self.scope, node.path)
                 if row.id == node.id and node.parent is not None:
                     self.tree.merge(row, node.parent, node.name)
+        if not node.gone and node.parent is not None:
+            self.tree.distrust(node.parent)  # all announcements were heard, and Postgres does not have it
         raise NotFound(path=node.path)
 
     async def content_at(self, node: Node, version: int) -> bytes | None:
