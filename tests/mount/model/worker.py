@@ -135,6 +135,8 @@ class Worker:
             # More than one message: the worst of them counts.
             found.sort(key=lambda name: (name in UNKNOWN, name == "ESTALE"), reverse=True)
             result = found[0] if found else f"exit {done.returncode}"
+            if "are the same file" in done.stderr:
+                result = "EEXIST"  # others have just made the same rename, and this kernel knows both names yet
         self.record(op, path, began, result, stderr=done.stderr.strip(), **more)
         return result == "ok"
 
