@@ -1,0 +1,1 @@
+"""What agents do with files, as services over the store: used by tools, harness and command line."""
