@@ -46,7 +46,8 @@ class Relay:
 
     `lose_request` and `lose_answer` hold a marker: the next packet from a client that contains it is not
     passed on, or its answer is not; the connection is cut there. Each happens once. With `shut_after_loss` the
-    server is out of reach from that moment on. With `is_pooler` clients get a key for cancelling that names no
+    server is out of reach from that moment on. `freeze_at` is such a marker too: from that packet on nothing is
+    passed on, until `thaw`. With `is_pooler` clients get a key for cancelling that names no
     backend, as poolers give it.
     """
 
@@ -63,6 +64,7 @@ class Relay:
         self.accepted = 0
         self.lose_request: bytes | None = None
         self.lose_answer: bytes | None = None
+        self.freeze_at: bytes | None = None
         self.shut_after_loss = False
         self.is_pooler = False
         self.cut_happened = trio.Event()
@@ -150,6 +152,9 @@ class Relay:
             while data := await source.receive_some(65536):
                 if from_client and b"listen " in data:
                     pair.listens = True
+                if from_client and self.freeze_at is not None and self.freeze_at in data:
+                    self.freeze_at = None
+                    self.freeze()
                 await self._pass(pair)
                 if pair.stranded:
                     continue

@@ -151,7 +151,8 @@ class Connection:
         Args:
             origin: who announces: announcements of this connection carry it.
             role: become this role if it exists and the login may; None stays the login.
-            connect_timeout_s: for each host of the DSN; libpq counts whole seconds, at least 2.
+            connect_timeout_s: for each host of the DSN, and once more to set the session up; libpq counts whole
+                seconds, at least 2.
             statement_timeout_s: after which the server ends a statement; 0 for never.
             limiter: bounds the threads that connect.
             prove_session: find out whether a pooler in between keeps one backend for this connection; costs
@@ -162,12 +163,16 @@ class Connection:
         """
         attempt = _Attempt(dsn, origin, role, connect_timeout_s, statement_timeout_s, prove_session)
         try:
-            owner, backend, server_version, timeline = await trio.to_thread.run_sync(
-                attempt.connect, abandon_on_cancel=True, limiter=limiter
-            )
+            with trio.fail_after(attempt.bound_s):
+                owner, backend, server_version, timeline = await trio.to_thread.run_sync(
+                    attempt.connect, abandon_on_cancel=True, limiter=limiter
+                )
         except trio.Cancelled:
             attempt.abandon()
             raise
+        except trio.TooSlowError as exc:
+            attempt.abandon()
+            raise NotConnected(dsns.failure_sentence(dsn, exc)) from None
         return cls(owner, backend, server_version, timeline)
 
     @property
@@ -369,6 +374,12 @@ class _Attempt:
         self._lock = threading.Lock()
         self._abandoned = False
         self._made: psycopg.Connection[Row] | None = None
+
+    @property
+    def bound_s(self) -> float:
+        """After how many seconds the attempt has failed. libpq bounds the connecting itself, host by host; nothing
+        else bounds what is asked on the new connection, where the peer may be there and silent."""
+        return self._connect_timeout_s * (dsns.hosts(self._dsn) + 1)
 
     def abandon(self) -> None:
         with self._lock:

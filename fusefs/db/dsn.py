@@ -55,16 +55,25 @@ def redact(dsn: str) -> str:
     return make_conninfo("", **{key: value for key, value in found.items() if key not in _SECRET})
 
 
+def _hosts(found: dict[str, str]) -> list[str]:
+    return (found.get("host") or found.get("hostaddr") or os.environ.get("PGHOST") or "the local socket").split(",")
+
+
+def hosts(dsn: str) -> int:
+    """How many servers a DSN names. A name that stands for several addresses counts once."""
+    return len(_hosts(parse(dsn)))
+
+
 def place(dsn: str) -> str:
     """Where the server is, for a sentence: `host:port` (each of several), or the socket's directory."""
     found = parse(dsn)
-    hosts = (found.get("host") or found.get("hostaddr") or os.environ.get("PGHOST") or "the local socket").split(",")
+    names = _hosts(found)
     ports = (found.get("port") or os.environ.get("PGPORT") or "5432").split(",")
-    if len(ports) < len(hosts):
-        ports = ports[:1] * len(hosts)
+    if len(ports) < len(names):
+        ports = ports[:1] * len(names)
     return ", ".join(
         host if host.startswith("/") or " " in host else f"{host}:{port}"
-        for host, port in zip(hosts, ports, strict=False)
+        for host, port in zip(names, ports, strict=False)
     )
 
 

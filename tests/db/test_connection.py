@@ -346,6 +346,16 @@ async def test_a_connection_given_up_while_connecting_is_closed(plain: str) -> N
         assert relay.accepted == 1
 
 
+async def test_a_peer_that_falls_silent_after_the_password(plain: str) -> None:
+    """libpq bounds the connecting only, not what is asked on the new connection."""
+    async with open_relay(plain) as relay:
+        relay.freeze_at = b"pg_stat_get_activity"
+        with trio.fail_after(30), pytest.raises(NotConnected, match="no answer in time"):
+            await Connection.open(relay.dsn, origin="o1", connect_timeout_s=2)
+        assert relay.freeze_at is None
+        relay.thaw()
+
+
 @pytest.mark.parametrize(
     ("dsn", "text"),
     [
