@@ -1,7 +1,7 @@
 """Cases of the project's requirements that have a number (L01 and so on) but no script.
 
-L03, a half-open connection, is in test_announcements.py. L09 is here as far as it is not in test_outage.py (SIGTERM
-while Postgres is away) and test_sessions.py (signals). L27, two daemons with another user and place each, is what
+L03, a half-open connection, is in test_announcements.py. L09 is here as far as it is not in test_outage.py (SIGTERM while
+Postgres is away) and test_sessions.py (signals). L27, two daemons with another user and place each, is what
 test_shared_cases.py runs the cases of two mounts with.
 """
 
@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
+import sqlite3
 import struct
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,3 +149,108 @@ def test_l29_tools_that_poll_see_what_others_change(duo: Duo) -> None:
     eventually(lambda: duo.a.run("make -q").code == 1, "make sees the change")
     duo.a.ok("make -s")
     eventually(lambda: (duo.b / "target").read_text() == "2\n", "what make made")
+
+
+# L07: a fault of the program itself
+
+BROKEN = """
+import fusefs.core.vfs
+
+async def broken(*_args):
+    raise ZeroDivisionError("the text of a fault")
+
+fusefs.core.vfs.SessionFs.readlink = broken
+"""
+
+
+def test_l07_a_fault_in_a_handler_ends_neither_the_mount_nor_other_calls(
+    mount: harness.MountFactory, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BROKEN)
+    one = mount(env={"PYTHONPATH": str(tmp_path)})
+    one.expect_log("fuse.handler_failed")
+    (one.path / "link").symlink_to("nowhere")
+    (one.path / "file").write_text("before")
+    for _ in range(3):
+        with pytest.raises(OSError) as caught:
+            (one.path / "link").readlink()
+        assert caught.value.errno == errno.EIO
+        assert one.path.is_mount()
+    (one.path / "file").write_text("after")
+    assert (one.path / "file").read_text() == "after"
+    faults = [entry for entry in one.log_events() if entry["event"] == "fuse.handler_failed"]
+    assert len(faults) == 3
+    assert "ZeroDivisionError" in str(faults[0])
+
+
+# L33: large databases
+
+FILL = """
+import sqlite3, sys
+base = sqlite3.connect(sys.argv[1])
+base.execute("pragma journal_mode = wal")
+base.execute("create table if not exists t (id integer primary key, body blob)")
+try:
+    for number in range(int(sys.argv[2])):
+        with base:
+            base.execute("insert into t (body) values (randomblob(1000000))")
+    base.execute("delete from t where id % 2 = 0")
+    base.commit()
+    base.execute("vacuum")
+    base.execute("pragma wal_checkpoint(truncate)")
+finally:
+    base.close()
+"""
+MIB = 1 << 20
+
+
+def sqlite(script: str, *args: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", script, *args], capture_output=True, text=True, timeout=300, check=False)
+
+
+def whole(database: Path) -> int:
+    """How many rows a database has that says it is whole."""
+    with contextlib.closing(sqlite3.connect(database)) as base:
+        assert base.execute("pragma integrity_check").fetchone() == ("ok",)
+        found: int = base.execute("select count(*) from t where length(body) = 1000000").fetchone()[0]
+        return found
+
+
+def test_l33_a_large_database_survives_vacuum_checkpoint_and_a_new_mount(mount: harness.MountFactory) -> None:
+    """16 MB here; the figures of 100 MB are in docs/internals/reliability.md."""
+    one = mount(env={"HANGO_FS_MAX_FILE_BYTES": str(256 * MIB)})
+    done = sqlite(FILL, one.path / "base", "16")
+    assert done.returncode == 0, done.stderr
+    assert (one.path / "base").stat().st_size > 8_000_000
+    assert whole(one.path / "base") == 8
+    one.umount()
+    assert whole(mount().path / "base") == 8
+
+
+def test_l33_a_database_that_passes_the_limit_is_told_and_stays_whole(mount: harness.MountFactory) -> None:
+    one = mount(env={"HANGO_FS_MAX_FILE_BYTES": str(8 * MIB)})
+    done = sqlite(FILL, one.path / "base", "16")
+    assert done.returncode == 1
+    assert "sqlite3." in done.stderr.splitlines()[-1]
+    assert "the limit is 8388608" in (one.path / ".fusefs/errors").read_text()
+    one.umount()
+    assert whole(mount().path / "base") > 0
+
+
+# L35: bulk delete
+
+
+def test_l35_one_rm_takes_20000_files_in_2000_directories(
+    mount: harness.MountFactory, namespace: harness.Namespace
+) -> None:
+    namespace.execute(
+        "insert into agent_files (id, tenant_id, agent_id, path, content, size_bytes)"
+        " select gen_random_uuid(), %s, %s, format('/tree/d%%s/f%%s', d, f), 'x', 1"
+        " from generate_series(1, 2000) d, generate_series(1, 10) f",
+        (namespace.tenant_id, namespace.agent_id),
+    )
+    one = mount()
+    done = subprocess.run(["rm", "-rf", one.path / "tree"], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (one.path / "tree").exists()
+    assert namespace.execute("select count(*) from agent_files where starts_with(path, '/tree')") == [(0,)]
