@@ -205,7 +205,9 @@ MIB = 1 << 20
 
 
 def sqlite(script: str, *args: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", script, *args], capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", script, *args], capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 def whole(database: Path) -> int:
