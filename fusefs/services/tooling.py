@@ -1,13 +1,14 @@
 """What a tool is: its definition, a call of it, and its result.
 
 Decided here and only here: the shape that passes between the six file tools, the offload, the
-middleware and the doors that serve tools. Nothing is done here.
+middleware and the doors that serve tools, and what a model is told of input that a tool cannot take.
 
 Threading: frozen values, safe anywhere.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
@@ -54,3 +55,13 @@ class Tool:
     handler: Handler
     read_only: bool
     destructive: bool
+
+
+def invalid_input(tool: Tool, why: str) -> ToolResult:
+    """The answer to arguments that a tool cannot take: what is wrong with them, and what it expects (DE-03).
+
+    Args:
+        why: a clause without a full stop, which quotes nothing long.
+    """
+    schema = json.dumps(tool.input_schema, ensure_ascii=False)
+    return ToolResult(f"Invalid input for {tool.name}: {why}. Its schema: {schema}", is_error=True)

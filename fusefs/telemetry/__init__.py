@@ -4,10 +4,12 @@ from fusefs.telemetry.counters import Counters, counters
 from fusefs.telemetry.logs import get_logger, setup_logging
 from fusefs.telemetry.metrics import configure, is_measuring, register_file_count
 from fusefs.telemetry.operations import Operation, operation
+from fusefs.telemetry.toolcalls import add_event, tool_call
 
 __all__ = [
     "Counters",
     "Operation",
+    "add_event",
     "configure",
     "counters",
     "get_logger",
@@ -15,4 +17,5 @@ __all__ = [
     "operation",
     "register_file_count",
     "setup_logging",
+    "tool_call",
 ]

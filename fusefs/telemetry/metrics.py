@@ -53,11 +53,11 @@ class Instruments:
             )
             _observe_counters(meter)
 
-    def start_span(self, op: str) -> tuple[Span, Token[Context]] | None:
-        """Open `fs.{op}` and make it the current span of this task."""
+    def start_span(self, name: str) -> tuple[Span, Token[Context]] | None:
+        """Open a span and make it the current one of this task."""
         if self.tracer is None:
             return None
-        span = self.tracer.start_span(f"fs.{op}")
+        span = self.tracer.start_span(name)
         return span, self._context.attach(self._trace.set_span_in_context(span))
 
     def end_span(self, opened: tuple[Span, Token[Context]], attributes: Mapping[str, str | int], failed: bool) -> None:
@@ -69,6 +69,10 @@ class Instruments:
             span.set_status(self._error)
         self._context.detach(token)
         span.end()
+
+    def add_event(self, name: str, attributes: Mapping[str, str | int]) -> None:
+        """Note something on the current span of this task; nowhere where it has none."""
+        self._trace.get_current_span().add_event(name, attributes)
 
     def record(self, op: str, error_type: str, seconds: float) -> None:
         if self._duration is not None:

@@ -77,7 +77,7 @@ class Operation:
 
     def __enter__(self) -> Self:
         if metrics.active is not None:
-            self._opened = metrics.active.start_span(self.op)
+            self._opened = metrics.active.start_span(f"fs.{self.op}")
             self._started = perf_counter()
         return self
 
