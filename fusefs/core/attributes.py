@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import stat as stat_bits
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,11 +73,21 @@ class Caller:
     gid: int
 
 
+class Drop(Protocol):
+    """Who wants to know when an inode is dropped. Both are called in the thread that does it."""
+
+    def drop_begins(self) -> int | None:
+        """Just before: the version below which all that the kernel has will be void; None: do not drop."""
+
+    def drop_ended(self, version: int) -> None:
+        """The kernel has done it; `version` is what `drop_begins` returned."""
+
+
 class Kernel(Protocol):
     """How caches of the kernel are dropped. Neither method waits: see docs/internals/coherence.md on deadlocks."""
 
-    def invalidate_inode(self, kino: int, *, attr_only: bool = False, needed: Callable[[], bool] | None = None) -> None:
-        """Drop the attributes, and unless `attr_only` the pages, of an inode, if it is still needed by then."""
+    def invalidate_inode(self, kino: int, *, attr_only: bool = False, drop: Drop | None = None) -> None:
+        """Drop the attributes, and unless `attr_only` the pages, of an inode, unless `drop` says otherwise by then."""
 
     def invalidate_attr_now(self, kino: int) -> None:
         """Drop the attributes before returning; the one form that is safe on the trio thread."""

@@ -63,6 +63,7 @@ class Inode:
         kernel_version: the version whose pages the kernel holds, None when unknown.
         doubtful: the kernel is still to be told that its attributes and pages are void.
         told: the version whose size the kernel has, None when unknown.
+        void_below: sizes and pages of older versions than this one were dropped by the kernel.
         pinned: content of an orphan, kept while handles are open.
         absent: names of a directory that the kernel may remember as missing.
         generation: what a file handle must know beside the number. Of the inode, not of the node: a session's view of
@@ -83,6 +84,7 @@ class Inode:
         "owner",
         "pinned",
         "told",
+        "void_below",
     )
 
     def __init__(self, owner: Filesystem, node: Node, kino: int) -> None:
@@ -92,6 +94,7 @@ class Inode:
         self.lookups = 0
         self.kernel_version: int | None = None
         self.told: int | None = None
+        self.void_below = 0
         self.doubtful = False
         self.buffer: Buffer | None = None
         self.handles: set[Handle] = set()
@@ -115,6 +118,12 @@ class Inode:
             self.absent.discard(name)
             return True
         return False
+
+    def drop_begins(self) -> int | None:
+        return self.node.version if self.doubtful else None
+
+    def drop_ended(self, version: int) -> None:
+        self.void_below = version
 
     @property
     def told_version(self) -> int:
@@ -226,6 +235,7 @@ class InodeTable:
             inode.node.inodes.remove(inode)
             inode.node = node
             inode.kernel_version = inode.told = None
+            inode.void_below = 0
             node.inodes.append(inode)
         return inode
 

@@ -177,8 +177,14 @@ class FileIo:
     async def _as_told(self, inode: Inode, version: int, content: bytes) -> tuple[int, bytes, bool]:
         """What a READ gets when others changed the file after the kernel was told its size: the version of that
         size. The kernel would cut a longer one and fill a shorter one with NULs, and the session would count as
-        having seen what its process did not get. Also says whether it is what the process gets."""
+        having seen what its process did not get. Also says whether it is what the process gets.
+
+        Where the kernel has dropped that size already, it asks for another before it reads for read(2); so this is a
+        page of a mapping, for which it does not ask, and which shows what there is now.
+        """
         node, told = inode.node, inode.told
+        if told is not None and told < inode.void_below:
+            return version, content, False
         older = None if told is None else await self.ns.content_at(node, told)
         self.ns.drop_pages(inode)
         if told is None or older is None:

@@ -422,7 +422,7 @@ class Namespace:
         attributes that the kernel asked for before the call, and got after it, do not count for it (measured), and
         the read for which it asked would be cut at the old size."""
         inode.doubtful = True
-        self.kernel.invalidate_inode(inode.kino, needed=lambda: inode.doubtful)
+        self.kernel.invalidate_inode(inode.kino, drop=inode)
 
     def content_changed(self, node: Node, by: object = None) -> None:
         """Drop attributes and pages in every session but the one that wrote them."""

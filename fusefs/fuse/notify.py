@@ -23,6 +23,7 @@ from collections.abc import Callable
 import pyfuse3
 
 from fusefs import telemetry
+from fusefs.core.attributes import Drop
 
 _THREADS = 4
 _AGAIN_S = (0.005, 0.1)
@@ -31,7 +32,7 @@ _EXPECTED = (errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENOTCONN, errno
 """The kernel does not know the inode or name, a mount point is below it, or the mount is going."""
 
 _log = telemetry.get_logger()
-_Call = tuple[Callable[..., None], tuple[object, ...], Callable[[], bool] | None]
+_Call = tuple[Callable[..., None], tuple[object, ...], Drop | None]
 _Late = tuple[float, int, _Call]
 
 
@@ -62,8 +63,8 @@ class KernelCaches:
             calls.put(None)
         self._late.put(None)
 
-    def invalidate_inode(self, kino: int, *, attr_only: bool = False, needed: Callable[[], bool] | None = None) -> None:
-        self._put(kino, pyfuse3.invalidate_inode, (kino, attr_only), needed)
+    def invalidate_inode(self, kino: int, *, attr_only: bool = False, drop: Drop | None = None) -> None:
+        self._put(kino, pyfuse3.invalidate_inode, (kino, attr_only), drop)
 
     def invalidate_attr_now(self, kino: int) -> None:
         self._call(pyfuse3.invalidate_inode, (kino, True))
@@ -76,10 +77,10 @@ class KernelCaches:
         key: int,
         call: Callable[..., None],
         args: tuple[object, ...],
-        needed: Callable[[], bool] | None = None,
+        drop: Drop | None = None,
     ) -> None:
         if self._started:
-            self._queues[key % _THREADS].put((call, args, needed))
+            self._queues[key % _THREADS].put((call, args, drop))
 
     def _work(self, calls: queue.SimpleQueue[_Call | None]) -> None:
         while (item := calls.get()) is not None:
@@ -94,12 +95,13 @@ class KernelCaches:
             if self._call(*call) == errno.ENOENT and step + 1 < len(_AGAIN_S):
                 self._late.put((first, step + 1, call))
 
-    def _call(
-        self, call: Callable[..., None], args: tuple[object, ...], needed: Callable[[], bool] | None = None
-    ) -> int:
+    def _call(self, call: Callable[..., None], args: tuple[object, ...], drop: Drop | None = None) -> int:
         """Returns the errno, 0 for success."""
-        if not self._started or (needed is not None and not needed()):
+        if not self._started:
             return 0  # the mount has gone, and its caches with it
+        version = None if drop is None else drop.drop_begins()
+        if drop is not None and version is None:
+            return 0
         try:
             call(*args)
         except OSError as error:
@@ -107,4 +109,6 @@ class KernelCaches:
             if self._started and number not in _EXPECTED:
                 _log.warning("fuse.invalidate_failed", error=errno.errorcode.get(number, "?"))
             return number
+        if drop is not None and version is not None:
+            drop.drop_ended(version)
         return 0
