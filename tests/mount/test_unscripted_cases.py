@@ -1,7 +1,7 @@
 """Cases of the project's requirements that have a number (L01 and so on) but no script.
 
-L03, a half-open connection, is in test_announcements.py. L09 is here as far as it is not in test_outage.py (SIGTERM while
-Postgres is away) and test_sessions.py (signals). L27, two daemons with another user and place each, is what
+L03, a half-open connection, is in test_announcements.py. L09 is here as far as it is not in test_outage.py (SIGTERM
+while Postgres is away) and test_sessions.py (signals). L27, two daemons with another user and place each, is what
 test_shared_cases.py runs the cases of two mounts with.
 """
 
