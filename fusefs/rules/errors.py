@@ -243,6 +243,15 @@ class MountFailed(FsError):
     exit_code = 14
 
 
+class ModelFailed(FsError):
+    """The model's API gave no reply."""
+
+    errno = errno.EIO
+    http = 502
+    exit_code = 16
+    hint = "Check ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY, or try again later."
+
+
 class BadConfig(FsError):
     """The configuration is not valid."""
 

@@ -35,6 +35,7 @@ TABLE = {
     "SchemaMismatch": (errno.EIO, 503, 13),
     "MountFailed": (errno.EIO, 500, 14),
     "RescueFailed": (errno.EIO, 500, 15),
+    "ModelFailed": (errno.EIO, 502, 16),
     "BadConfig": (errno.EINVAL, 400, 2),
 }
 

@@ -36,6 +36,7 @@ ONLY_IN = {
     "opentelemetry": {"telemetry"},
     "prometheus_client": {"telemetry"},
     "structlog": {"telemetry"},
+    "httpx2": {"harness"},
     "click": {"cli"},
     "rich": {"cli"},
     "pydantic": set(),
