@@ -70,6 +70,8 @@ VARIABLES = {
     "OTEL_METRICS_EXPORTER": "`otlp` sends metrics to the default endpoint, `none` does not send them.",
     "OTEL_TRACES_EXPORTER": "As above, for spans.",
     "OTEL_SDK_DISABLED": "`true`: nothing is sent, whatever the others say.",
+    "ANTHROPIC_API_KEY": "The key of the model's API, for the loop of `fusefs.harness`; read from nowhere else.",
+    "ANTHROPIC_BASE_URL": "The address of that API, where it is not Anthropic's own.",
     "PGHOST": "As every variable of libpq: fills what the DSN leaves out (`PGPORT`, `PGUSER`, `PGPASSFILE` and so on).",
     "PGPORT": "As above.",
     "PGGSSENCMODE": "As above. Without it and without `gssencmode` in the DSN, GSSAPI is not tried: it costs a trip.",

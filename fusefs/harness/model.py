@@ -20,8 +20,6 @@ import httpx2
 from fusefs.harness.replies import Assembly, Reply, error_type
 from fusefs.rules.errors import BadConfig, ModelFailed
 
-API_KEY = "ANTHROPIC_API_KEY"
-BASE_URL = "ANTHROPIC_BASE_URL"
 _API_VERSION = "2023-06-01"
 _CONNECT_S = 10.0
 
@@ -78,17 +76,17 @@ async def open_model(settings: ModelSettings) -> AsyncIterator[Model]:
 
     Raises BadConfig where there is no key, or one that no header can hold.
     """
-    key = os.environ.get(API_KEY, "").strip()
+    key = os.environ.get("ANTHROPIC_API_KEY", "").strip()
     # The HTTP library would quote what it refuses.
     if not key or not key.isascii() or not key.isprintable():
-        raise BadConfig(f"{API_KEY} is not set, or not a key")
+        raise BadConfig("ANTHROPIC_API_KEY is not set, or not a key")
     headers = {"x-api-key": key, "anthropic-version": _API_VERSION, "content-type": "application/json"}
     timeout = httpx2.Timeout(settings.silence_s, connect=_CONNECT_S)
-    base_url = os.environ.get(BASE_URL) or "https://api.anthropic.com"
+    base_url = os.environ.get("ANTHROPIC_BASE_URL") or "https://api.anthropic.com"
     try:
         client = httpx2.AsyncClient(base_url=base_url, headers=headers, timeout=timeout)
     except httpx2.InvalidURL as error:
-        raise BadConfig(f"{BASE_URL} is no address") from error
+        raise BadConfig("ANTHROPIC_BASE_URL is no address") from error
     async with client:
         yield Model(settings, client)
 
