@@ -165,7 +165,8 @@ class ControlFs(Filesystem):
             return _README.encode()
         if what == "errors":
             return "".join(refusal.line() + "\n" for refusal in self._fs.session.refusals).encode()
-        return (json.dumps(self._status(), indent=1, sort_keys=True) + "\n").encode()
+        own = {"session": self._scope.session, "max_file_bytes": self._fs.settings.limits.max_file_bytes}
+        return (json.dumps({**self._status(), **own}, indent=1, sort_keys=True) + "\n").encode()
 
     async def _conflicts(self) -> dict[str, conflicts.Conflict]:
         """Conflicts by the name that they have here: the file's own, behind the start of the id."""

@@ -13,6 +13,9 @@ from fusefs.rules.errors import BadConfig
 
 MIB = 1024 * 1024
 
+RESULT_TOKEN_LIMIT = 20_000
+"""A tool's result with more tokens, by estimate, is stored (HF-10): HANGO_TOOL_RESULT_TOKEN_LIMIT."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

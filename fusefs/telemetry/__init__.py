@@ -4,6 +4,7 @@ from fusefs.telemetry.counters import Counters, counters
 from fusefs.telemetry.logs import get_logger, setup_logging
 from fusefs.telemetry.metrics import configure, is_measuring, register_file_count
 from fusefs.telemetry.operations import Operation, operation
+from fusefs.telemetry.results import observe_result
 from fusefs.telemetry.toolcalls import add_event, tool_call
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "counters",
     "get_logger",
     "is_measuring",
+    "observe_result",
     "operation",
     "register_file_count",
     "setup_logging",

@@ -22,6 +22,7 @@ class Counters:
         bytes_written: bytes of content that reached Postgres.
         conflicts: lost races, whose bytes were kept.
         rescued: writes that Postgres did not take, kept on the local disk.
+        result_offloads: tools' results that were too long, by error type; '' where they were stored.
         log_errors: log lines that could not be written (a full disk must not fail a file operation).
     """
 
@@ -34,6 +35,7 @@ class Counters:
         "outcomes",
         "requests",
         "rescued",
+        "result_offloads",
     )
 
     def __init__(self) -> None:
@@ -44,6 +46,7 @@ class Counters:
         self.bytes_written = 0
         self.conflicts = 0
         self.rescued = 0
+        self.result_offloads: defaultdict[str, int] = defaultdict(int)
         self.log_errors = 0
 
     def snapshot(self) -> dict[str, object]:

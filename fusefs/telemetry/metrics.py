@@ -31,6 +31,9 @@ _file_counts: list[FileCounts] = []
 _BUCKETS_S = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """An operation is a trip to Postgres, half a millisecond at best; a write is given up after 5 s."""
 
+_BUCKETS_TOKENS = (100, 500, 1_000, 2_500, 5_000, 10_000, 20_000, 50_000, 100_000, 250_000, 1_000_000)
+"""20,000 is the default limit of a result."""
+
 _ANNOUNCEMENT = "announcement"
 """Counted with the requests, and none of the kernel's."""
 
@@ -47,9 +50,16 @@ class Instruments:
         meter = meter_provider.get_meter("fusefs") if meter_provider is not None else None
         self.measuring = meter is not None
         self._duration: Histogram | None = None
+        self._tokens: Histogram | None = None
         if meter is not None:
             self._duration = meter.create_histogram(
                 "hango.fs.duration", "s", "Time of an operation", explicit_bucket_boundaries_advisory=_BUCKETS_S
+            )
+            self._tokens = meter.create_histogram(
+                "hango.tool.result_tokens",
+                "{token}",
+                "Estimated tokens of a tool's result, before it was stored",
+                explicit_bucket_boundaries_advisory=_BUCKETS_TOKENS,
             )
             _observe_counters(meter)
 
@@ -77,6 +87,10 @@ class Instruments:
     def record(self, op: str, error_type: str, seconds: float) -> None:
         if self._duration is not None:
             self._duration.record(seconds, _outcome_attributes(op, error_type))
+
+    def record_tokens(self, count: int) -> None:
+        if self._tokens is not None:
+            self._tokens.record(count)
 
 
 active: Instruments | None = None
@@ -122,6 +136,10 @@ def _observe_counters(meter: Meter) -> None:
     def operations(_options: CallbackOptions) -> Iterable[Observation]:
         return [Observation(count, _outcome_attributes(*key)) for key, count in list(counters.outcomes.items())]
 
+    def result_offloads(_options: CallbackOptions) -> Iterable[Observation]:
+        counts = list(counters.result_offloads.items())
+        return [Observation(count, {"error.type": error_type} if error_type else {}) for error_type, count in counts]
+
     def file_counts(_options: CallbackOptions) -> Iterable[Observation]:
         totals: dict[str, int] = {}
         for source in list(_file_counts):
@@ -148,4 +166,7 @@ def _observe_counters(meter: Meter) -> None:
         ("announcements", announcements, "{announcement}", "Announcements of other writers"),
     ):
         meter.create_observable_counter(f"hango.fs.{name}", [callback], unit, description)
+    meter.create_observable_counter(
+        "hango.tool.result_offloads", [result_offloads], "{result}", "Results that were too long for the context"
+    )
     meter.create_observable_gauge("hango.fs.file_count", [file_counts], "{file}", "Files and directories of a tenant")
