@@ -23,7 +23,7 @@ from fusefs.core.session import Session
 from fusefs.core.tree import UNCOMMITTED, Node
 from fusefs.db.pool import Attempt
 from fusefs.rules.errors import FsError, NotFound, OverQuota, RescueFailed, StaleVersion, TooLarge
-from fusefs.rules.model import Attrs, Commit
+from fusefs.rules.model import CLAIMED, Attrs, Commit
 from fusefs.rules.paths import Op
 from fusefs.store import files
 from fusefs.store.rescue import Rescued
@@ -371,7 +371,7 @@ class Commits:
                 write_id=None if attempt is None else attempt.write_id,
                 backend=None if backend is None else (backend.pid, backend.started_us),
                 taken=0 if taken is None else len(taken.data),
-                attrs=attrs if node.committed else _complete(attrs, node),
+                attrs=attrs if node.committed and node.version != CLAIMED else _complete(attrs, node),
             )
             # Before anything is awaited: what is written from now on finds the file as Postgres has it.
             data = bytes(buffer.data)

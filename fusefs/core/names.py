@@ -448,11 +448,10 @@ class Names:
         self.session.left(source.path)
         if replaced and target is not None:
             target.removed_by = self._view
-        moved = ns.apply_rename(source, new_directory, new_name, target, row, exchange=mode == "exchange")
+        ns.apply_rename(source, new_directory, new_name, target, row, exchange=mode == "exchange")
         if replaced and target is not None:
             ns.usage.add(-1, -target.size)
-            if moved:
-                self.session.saw(source, row.version)
+            self.session.saw(row, row.version)  # whatever the mirror has learnt since: it is this session's own write
         ns.directory_changed(directory)
         ns.directory_changed(new_directory)
         ns.name_gone(directory, old_name, source, by=self._view)

@@ -355,9 +355,8 @@ class Namespace:
 
     def apply_rename(
         self, source: Node, directory: Node, name: str, target: Node | None, row: NodeRow, *, exchange: bool
-    ) -> bool:
-        """Take a rename into the mirror. `row` is what is at the new name now. Returns whether the source
-        took over the target's lineage.
+    ) -> None:
+        """Take a rename into the mirror. `row` is what is at the new name now.
 
         The source's incarnation keeps its inode; what it replaced becomes an orphan, whose handles read
         the version that they opened.
@@ -365,7 +364,7 @@ class Namespace:
         if source.gone:
             # Another session of this daemon asked for it between the move and its answer, and took it for deleted.
             self.tree.distrust(directory)
-            return False
+            return
         if exchange:
             if target is not None and source.parent is not None:
                 old_parent, old_name = source.parent, source.name
@@ -374,7 +373,7 @@ class Namespace:
                 target.moved(row)
             self.tree.attach(source, directory, name)
             source.moved(row)
-            return False
+            return
         taken_over = row.id != source.id
         before = source.version
         known = self.tree.by_id.get(row.id)
@@ -387,7 +386,7 @@ class Namespace:
             self.tree.bury(displaced.id, displaced.version + 1)
         if not taken_over:
             source.moved(row)
-            return False
+            return
         content = self.contents.get(source.id, before)
         self.tree.bury(source.id, before + 1)
         self.tree.rekey(source, row.id)
@@ -407,7 +406,6 @@ class Namespace:
             for handle in inode.handles:
                 if handle.version == before:
                     handle.version = row.version
-        return True
 
     # -- What a change makes void ------------------------------------------------------------------
 

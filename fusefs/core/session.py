@@ -26,6 +26,7 @@ from fusefs.rules.errors import (
     StaleVersion,
     outcome,
 )
+from fusefs.rules.model import NodeRow
 from fusefs.rules.scope import Scope
 
 _SEEN_LINEAGES = 100_000
@@ -85,7 +86,7 @@ class Session:
 
     # -- Seen --------------------------------------------------------------------------------------
 
-    def saw(self, node: Node, version: int) -> None:
+    def saw(self, node: Node | NodeRow, version: int) -> None:
         """The session opened this version for reading, was served it, or wrote it."""
         seen, node_id = self._seen, node.id
         known = seen.get(node_id)

@@ -14,6 +14,10 @@ Ino = NewType("Ino", int)
 """An incarnation's number (column `ino`)."""
 
 
+CLAIMED = 0
+"""The version of a name that was claimed (O_EXCL) and that nobody wrote to yet."""
+
+
 class Kind(Enum):
     """What a path is."""
 
@@ -42,7 +46,7 @@ _MODE_TYPE = {
 class NodeRow:
     """The metadata of one row, without its content.
 
-    `version` is 0 for a claimed name that nobody wrote to yet. Times are nanoseconds since 1970.
+    `version` may be `CLAIMED`. Times are nanoseconds since 1970.
     `mode` holds the permission bits only (07777); `uid` and `gid` None: whoever mounts.
     """
 

@@ -17,7 +17,7 @@ from fusefs.db.connection import Backend
 from fusefs.db.pool import Attempt, Database
 from fusefs.rules.config import Limits
 from fusefs.rules.errors import Exists, NotFound, StaleVersion
-from fusefs.rules.model import Attrs
+from fusefs.rules.model import CLAIMED, Attrs
 from fusefs.rules.paths import Op
 from fusefs.rules.scope import Scope
 from fusefs.store import files, versions
@@ -120,6 +120,9 @@ async def _write(
 ) -> None:
     path, attrs = rescued.path, rescued.attrs
     policy = Op.CREATE if rescued.created else Op.WRITE
+    if expected == CLAIMED and not await files.exists(db, scope, path):
+        # A claim commits asynchronously: a crash of the server may take it back. Nothing stands in the way.
+        node_id = None
     if node_id is None:
         (ino,) = await files.reserve_inos(db, scope.tenant_id, 1)
         try:

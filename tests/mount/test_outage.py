@@ -141,6 +141,22 @@ def test_rescued_write_whose_file_moved_on(
     assert kept(rescue_dir) == []
 
 
+def test_rescued_write_whose_claim_the_server_lost(
+    mounted: harness.Mount, line: Line, namespace: harness.Namespace, rescue_dir: Path
+) -> None:
+    """cp and others claim the name first, which commits asynchronously: a crash of the server may take that back."""
+    fd = os.open(mounted.path / "f", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    os.write(fd, b"precious\n")
+    line.shut()
+    assert errno_of(lambda: os.close(fd)) == errno.EIO
+    eventually(lambda: kept(rescue_dir), "the write is in the rescue directory")
+    namespace.execute("delete from agent_files where path = '/f'")
+    line.open()
+    assert "written" in put_all(rescue_dir, namespace)
+    assert stored(namespace, "/f") == b"precious\n"
+    assert kept(rescue_dir) == []
+
+
 def test_rescued_write_that_had_arrived(
     mounted: harness.Mount, line: Line, namespace: harness.Namespace, rescue_dir: Path
 ) -> None:
