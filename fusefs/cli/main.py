@@ -34,6 +34,7 @@ COMMANDS = {
     "rescue": "fusefs.cli.rescue:rescue",
     "export": "fusefs.cli.transfer:export",
     "import": "fusefs.cli.transfer:import_",
+    "exec": "fusefs.cli.exec:exec_",
     "df": "fusefs.cli.usage:df",
     "gc": "fusefs.cli.usage:gc",
 }

@@ -66,6 +66,7 @@ def _principal(text: str) -> Callable[[F], F]:
 mount_session = _session("Session id. Default: a new one, which is printed.")
 mount_principal = _principal("Whose rights to use. Default: agent (admin for --all).")
 host_principal = _principal("Whose rights the sessions have. Default: agent.")
+running_session = _session("Session whose output is stored. Default: the mount's, else a new one.")
 looking = together(
     _session("Session to look as, with --as agent or member. Default: the mount's, else a new one."),
     _principal("Whose rights to use. Default: owner, who sees every session's files."),

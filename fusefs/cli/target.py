@@ -49,7 +49,7 @@ def locate(path: str, values: dict[str, Any]) -> Target:
 
     Raises BadPath when the path is in no mount of ours and no agent is named.
     """
-    if _was_said("agent"):
+    if was_said("agent"):
         return _named(path, values)
     found = registry.containing(mountpoint.canonical(path))
     if found is not None:
@@ -68,7 +68,7 @@ def whole_namespace(values: dict[str, Any]) -> Target:
 
     Raises BadScope when that is in no mount of ours and no agent is named.
     """
-    if not _was_said("agent"):
+    if not was_said("agent"):
         found = registry.containing(_current_directory())
         if found is not None:
             return replace(_mounted(*found, values), path="/")
@@ -87,7 +87,7 @@ def _current_directory() -> str:
         return ""
 
 
-def _was_said(option: str) -> bool:
+def was_said(option: str) -> bool:
     """Whether an option is on the command line itself, not in the environment or the file."""
     source = click.get_current_context().get_parameter_source(option)
     return source is click.core.ParameterSource.COMMANDLINE
@@ -128,7 +128,7 @@ def scope_of(
         session: of the mount in which the command acts; only --session on the command line goes before it.
     """
     who = principal or Principal(values.get("as_") or "owner")
-    if session is None or _was_said("session"):
+    if session is None or was_said("session"):
         session = values.get("session") or new_session()
     return Scope(agent.tenant_id, agent.id, session, who, all_sessions=who.administers)
 

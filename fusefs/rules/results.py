@@ -134,7 +134,7 @@ class Held:
         # The end may reach back into what is held as the start.
         behind = self._tail if len(self._tail) >= tail_bytes else self._head[head_bytes:] + self._tail
         tail = bytes(behind[len(behind) - tail_bytes :])
-        return head[: _whole_characters(head)], tail[_next_character(tail) :]
+        return head[: whole_characters(head)], tail[_next_character(tail) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +163,14 @@ def _cut(data: bytes, max_bytes: int) -> Iterator[bytes]:
     start = 0
     while len(data) - start > max_bytes:
         piece = data[start : start + max_bytes]
-        end = piece.rfind(b"\n", max_bytes * 3 // 4) + 1 or _whole_characters(piece) or max_bytes
+        end = piece.rfind(b"\n", max_bytes * 3 // 4) + 1 or whole_characters(piece) or max_bytes
         yield piece[:end]
         start += end
     if start < len(data):
         yield data[start:]
 
 
-def _whole_characters(data: bytes) -> int:
+def whole_characters(data: bytes) -> int:
     """The length of the data without a last character that is not whole; of what is not UTF-8, about its length."""
     for back in range(1, min(len(data), 4) + 1):
         byte = data[-back]

@@ -25,6 +25,7 @@ from typing import Any
 import trio
 from trio.lowlevel import FdStream
 
+from fusefs.rules.preview import encode, shown
 from fusefs.services import supervisor
 
 TIMED_OUT = 124
@@ -140,7 +141,8 @@ async def run_tree(
         control = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         running = _Running(process, control, patience, mark)
         async with process.stdout, process.stderr, control:
-            return await running.wait({process.stdout: on_stdout, process.stderr: on_stderr}, signals)
+            report = await running.wait({process.stdout: on_stdout, process.stderr: on_stderr}, signals)
+    return _ended(report, command[0], directory)
 
 
 @contextlib.contextmanager
@@ -168,7 +170,7 @@ class _Running:
         self._patience = patience
         self._mark = mark
 
-    async def wait(self, sinks: Mapping[FdStream, Sink], signals: AsyncIterable[int] | None) -> Ended:
+    async def wait(self, sinks: Mapping[FdStream, Sink], signals: AsyncIterable[int] | None) -> dict[str, Any]:
         try:
             async with trio.open_nursery() as nursery:
                 for stream, sink in sinks.items():
@@ -186,7 +188,7 @@ class _Running:
         # outside the tree was handed a pipe.
         for stream, sink in sinks.items():
             _drain(stream.fileno(), sink)
-        return self._ended(report)
+        return report
 
     async def _report_in_time(self) -> dict[str, Any]:
         """What the supervisor says; {} when it was killed, or hangs beyond all its limits."""
@@ -224,28 +226,29 @@ class _Running:
             await self._process.wait()
             await trio.to_thread.run_sync(_kill_marked, f"{_MARK}={self._mark}".encode())
 
-    def _ended(self, report: Mapping[str, Any]) -> Ended:
-        if not report:
-            return Ended(128 + signal.SIGKILL, signal.SIGKILL, failure="the command's supervisor was killed")
-        if "failed" in report:
-            return _failed(report["failed"], report["errno"])
-        code, timed_out = report["code"], report["timed_out"]
-        by_signal = -code if code is not None and code < 0 else None
-        if timed_out:
-            exit_code = TIMED_OUT
-        elif code is None:
-            exit_code = 128 + signal.SIGKILL
-        else:
-            exit_code = code if by_signal is None else 128 + by_signal
-        return Ended(exit_code, by_signal, timed_out, report["leftovers"], report["unkillable"])
+
+def _ended(report: Mapping[str, Any], name: str, directory: str) -> Ended:
+    if not report:
+        return Ended(128 + signal.SIGKILL, signal.SIGKILL, failure="the command's supervisor was killed")
+    if "failed" in report:
+        return _failed(report["failed"], report["errno"], name, directory)
+    code, timed_out = report["code"], report["timed_out"]
+    by_signal = -code if code < 0 else None
+    exit_code = TIMED_OUT if timed_out else code if by_signal is None else 128 + by_signal
+    return Ended(exit_code, by_signal, timed_out, report["leftovers"], report["unkillable"])
 
 
-def _failed(doing: str, number: int) -> Ended:
+def _failed(doing: str, number: int, name: str, directory: str) -> Ended:
     why = os.strerror(number)
-    if doing == "command":
-        missing = number in (errno.ENOENT, errno.ENOTDIR)
-        return Ended(NOT_FOUND if missing else CANNOT_RUN, failure=f"command not run: {why}")
-    return Ended(CANNOT_RUN, failure=f"the {doing} cannot be used: {why}")
+    what = shown(encode(directory if doing == "directory" else name))
+    if doing == "directory":
+        return Ended(CANNOT_RUN, failure=f"{what}: cannot run there: {why}")
+    if doing == "supervisor":
+        return Ended(CANNOT_RUN, failure=f"{what}: cannot be supervised: {why}")
+    if number == errno.ENOENT and "/" not in name:
+        return Ended(NOT_FOUND, failure=f"{what}: command not found")
+    missing = number in (errno.ENOENT, errno.ENOTDIR)
+    return Ended(NOT_FOUND if missing else CANNOT_RUN, failure=f"{what}: cannot be run: {why}")
 
 
 async def _copy(stream: FdStream, sink: Sink) -> None:

@@ -30,6 +30,9 @@ from typing import NoReturn
 
 PR_SET_CHILD_SUBREAPER = 36
 
+TERM_AGAIN_S = 0.2
+"""How often SIGTERM is repeated once the command itself has ended."""
+
 KILL_AGAIN_S = 0.02
 """How often SIGKILL is repeated while something forks faster than it is found."""
 
@@ -68,25 +71,34 @@ class Supervisor:
 
     def run(self, timeout_s: float) -> None:
         """Wait until nothing of the tree is left, and report."""
-        timed_out = False
         asked = self._wait(timeout_s, for_main=True)
-        if asked is None and self._code is None:
-            timed_out = True
-            asked = signal.SIGTERM
-        if asked is None:
-            # The command has ended. What it left in the background may be the end of a pipe that is about to finish.
+        timed_out = asked is None and self._code is None
+        if self._code is not None:
+            # What it left in the background may be the end of a pipe that is about to finish.
             asked = self._wait(self._linger_s)
             if asked is None and self._any_left():
                 self._leftovers = len(descendants())
-                asked = signal.SIGTERM
-        deadline = time.monotonic() + self._grace_s
-        while asked is not None and self._any_left():
-            self._signal_all(asked)
-            # A stopped process takes no signal but these two.
-            self._signal_all(signal.SIGCONT)
-            asked = self._wait(max(0.0, deadline - time.monotonic()))
+        self._ask(asked or signal.SIGTERM)
         unkillable = self._kill()
-        self.tell(code=self._code, timed_out=timed_out, leftovers=self._leftovers, unkillable=unkillable)
+        code = -signal.SIGKILL if self._code is None else self._code
+        self.tell(code=code, timed_out=timed_out, leftovers=self._leftovers, unkillable=unkillable)
+
+    def _ask(self, number: signal.Signals) -> None:
+        """Send a signal to the tree and give it the grace to end.
+
+        While the command itself lives, that is its own affair, and what it starts to clean up is left alone. Then the
+        rest gets SIGTERM too, whatever the signal was: the background jobs of a shell ignore SIGINT. It is repeated,
+        since a process that was being forked meanwhile is seen by no search.
+        """
+        deadline = time.monotonic() + self._grace_s
+        while self._any_left() and (left_s := deadline - time.monotonic()) > 0:
+            self._signal_all(number)
+            # A stopped process takes no signal but this and SIGKILL.
+            self._signal_all(signal.SIGCONT)
+            if self._code is None:
+                number = self._wait(left_s, for_main=True) or signal.SIGTERM
+            else:
+                number = self._wait(min(left_s, TERM_AGAIN_S)) or signal.SIGTERM
 
     def _kill(self) -> int:
         """SIGKILL until nothing is left. Returns how many processes it does not end."""

@@ -158,11 +158,12 @@ async def test_a_command_inherits_no_descriptor_and_no_signal_disposition() -> N
 @pytest.mark.parametrize(
     ("command", "code", "why"),
     [
-        ("/nowhere/at/all", 127, "command not run: No such file or directory"),
-        ("no-such-command-of-fusefs", 127, "command not run: No such file or directory"),
-        ("/etc/passwd", 126, "command not run: Permission denied"),
-        ("/", 126, "command not run: Permission denied"),
-        ("./bare", 126, "command not run: Exec format error"),
+        ("/nowhere/at/all", 127, "/nowhere/at/all: cannot be run: No such file or directory"),
+        ("no-such-command", 127, "no-such-command: command not found"),
+        ("odd\udcff\n", 127, "odd�␊: command not found"),
+        ("/etc/passwd", 126, "/etc/passwd: cannot be run: Permission denied"),
+        ("/", 126, "/: cannot be run: Permission denied"),
+        ("./bare", 126, "./bare: cannot be run: Exec format error"),
     ],
 )
 async def test_a_command_that_cannot_be_run(tmp_path: Path, command: str, code: int, why: str) -> None:
@@ -173,8 +174,9 @@ async def test_a_command_that_cannot_be_run(tmp_path: Path, command: str, code: 
 
 
 async def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
-    result = await run("true", patience=patient(), directory=str(tmp_path / "gone"))
-    assert result.ended == Ended(126, failure="the directory cannot be used: No such file or directory")
+    gone = str(tmp_path / "gone")
+    result = await run("true", patience=patient(), directory=gone)
+    assert result.ended == Ended(126, failure=f"{gone}: cannot run there: No such file or directory")
 
 
 # The end of a tree
@@ -280,6 +282,18 @@ async def test_a_second_signal_is_passed_on_too() -> None:
     result = await shell(script, patience=patient(), parts=1, when_there=both)
     assert sorted(result.stdout.splitlines()[1:]) == [b"hup", b"int"]
     assert result.ended == Ended(9)
+
+
+async def test_jobs_that_ignore_an_interrupt_end_with_their_shell() -> None:
+    """A shell without job control makes its background jobs ignore SIGINT; nobody waits for the grace for them."""
+    result = await shell(
+        "sleep 1000 & echo job $!; wait",
+        patience=patient(),
+        parts=1,
+        when_there=lambda signals: signals.send_nowait(signal.SIGINT),
+    )
+    assert result.alive == {}
+    assert result.ended == Ended(130, signal.SIGINT)
 
 
 async def test_background_processes_get_the_time_to_end_and_are_then_ended() -> None:
