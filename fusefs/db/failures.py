@@ -13,6 +13,7 @@ from psycopg import pq
 
 from fusefs.rules.errors import (
     BadPath,
+    BadPattern,
     Exists,
     FsError,
     IsADirectory,
@@ -35,6 +36,10 @@ class LostInFlight(Unavailable):
     """The connection was lost after the statement was sent; whether it was applied is not known."""
 
     hint = "The server may have been restarted. Repeat the operation."
+
+
+class TimedOut(Unavailable):
+    """The statement took too long and was ended."""
 
 
 class Retryable(Unavailable):
@@ -65,7 +70,6 @@ _UNAVAILABLE = {
     "53200": "the Postgres server is out of memory",
     "53300": "the Postgres server has too many connections",
     "55P03": "a lock was not available in time",
-    "57014": "the statement took too long and was ended",
     "57P01": "the Postgres server ended the connection",
     "57P02": "the Postgres server crashed",
     "57P03": "the Postgres server is starting or stopping",
@@ -82,11 +86,16 @@ def from_state(state: str, message: str) -> FsError:
         return ours(message)
     if (text := _RETRYABLE.get(state)) is not None:
         return Retryable(f"Postgres could not finish the statement: {text}")
+    if state == "57014":
+        return TimedOut()
     if (text := _UNAVAILABLE.get(state)) is not None or state[:2] in ("08", "53", "57", "58"):
         return Unavailable(text or f"the Postgres server failed ({state})")
     if state == "23505":
         return Exists()
     first = message.splitlines()[0][:_MESSAGE_MAX] if message else ""
+    if state == "2201B":
+        # Its message is one of the regular expression library's own and does not quote the expression.
+        return BadPattern(first)
     if state in _SCHEMA:
         return SchemaMismatch(f"the database's schema does not fit: {first} ({state})")
     if state[:2] in _SILENT_CLASSES or not first:

@@ -107,6 +107,15 @@ def _version_text(version: int | None) -> str:
     return "no file" if version is None else f"version {version}"
 
 
+class AlreadyChanged(FsError):
+    """Changed by another call of this batch, so this change was not made."""
+
+    errno = errno.ESTALE
+    http = 409
+    exit_code = 6
+    hint = "Look at the file, then make the change in the next batch of calls."
+
+
 class Denied(FsError):
     """Not allowed."""
 
@@ -172,6 +181,53 @@ class BadPath(FsError):
     errno = errno.EINVAL
     http = 400
     exit_code = 9
+
+
+class BadPattern(FsError):
+    """The pattern is not valid."""
+
+    errno = errno.EINVAL
+    http = 400
+    exit_code = 9
+
+
+class BadText(FsError):
+    """The text holds half of a surrogate pair, which is no character."""
+
+    errno = errno.EILSEQ
+    http = 400
+    exit_code = 9
+
+
+class TooExpensive(FsError):
+    """The search took too long and was ended."""
+
+    errno = errno.ETIMEDOUT
+    http = 400
+    exit_code = 16
+    hint = "Search in a smaller directory, name the files by a pattern, or use a simpler regular expression."
+
+
+class NoMatch(FsError):
+    """The text to replace is not in the file."""
+
+    errno = errno.EINVAL
+    http = 409
+    exit_code = 17
+
+    def __init__(self, message: str = "", *, path: str | None = None, excerpt: str = "") -> None:
+        self.excerpt = excerpt
+        """Lines of the file that help to find the right text: for the caller, never for a log."""
+        super().__init__(message, path=path)
+
+
+class NotUnique(FsError):
+    """The text to replace is in the file more than once."""
+
+    errno = errno.EINVAL
+    http = 409
+    exit_code = 17
+    hint = "Add lines around it until it is unique, or replace all."
 
 
 class NotSupported(FsError):

@@ -113,6 +113,23 @@ def session_owner(path: str) -> str | None:
     return None
 
 
+def search_names(scope: Scope) -> tuple[list[str], list[str]]:
+    """For a coarse filter in SQL: the names of the machine-written roots, and the names below them that the scope may
+    know of. `visible` decides."""
+    if scope.all_sessions:
+        return [], []
+    return [prefix[1:] for prefix in MACHINE_WRITTEN], ["", scope.session, f"{scope.session}.md"]
+
+
+def own_result(scope: Scope, path: str) -> str:
+    """The path that a caller means. `/large_tool_results/ID`, deepagents' form without a session, is the result of
+    the caller's own session (HF-10 names the other form); any other path is itself."""
+    prefix, _, result = path.rpartition("/")
+    if prefix != LARGE_RESULTS or result == scope.session or scope.all_sessions:
+        return path
+    return f"{LARGE_RESULTS}/{scope.session}/{result}"
+
+
 def visible(scope: Scope, path: str) -> bool:
     """Whether the scope may know that the path exists (HF-11)."""
     owner = session_owner(path)

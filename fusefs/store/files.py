@@ -29,6 +29,8 @@ from fusefs.telemetry import operation
 
 _LOAD_DIRECTORY = query("load_directory")
 _FETCH_NODE = query("fetch_node")
+_FETCH_FILE = query("fetch_file")
+_FETCH_LINKS = query("fetch_links")
 _FETCH_CONTENTS = query("fetch_contents")
 _FETCH_STATE = query("fetch_state")
 _COMMIT_CREATE = query("commit_create")
@@ -76,7 +78,8 @@ def text_or_bytes(content: bytes) -> tuple[str | None, bytes | None]:
         return None, content
 
 
-def _node(row: Row) -> NodeRow:
+def node_of(row: Row) -> NodeRow:
+    """The metadata with which a row begins, in the order of `fetch_node`."""
     return NodeRow(
         id=row[0],
         path=row[1],
@@ -115,7 +118,7 @@ async def load_directory(db: Database, scope: Scope, path: str) -> Listing:
     entries = []
     targets = {}
     for row in rows:
-        node = _node(row)
+        node = node_of(row)
         if node.path == path:
             own = node
             continue
@@ -133,7 +136,39 @@ async def stat(db: Database, scope: Scope, path: str) -> NodeRow:
     rows = await db.run(scope.tenant_id, _FETCH_NODE, scope.tenant_id, scope.agent_id, path)
     if not rows:
         raise NotFound(path=path)
-    return _node(rows[0])
+    return node_of(rows[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A row with its content: `text`, or `raw` where that is no text."""
+
+    node: NodeRow
+    text: str
+    raw: bytes | None
+
+    @property
+    def content(self) -> bytes:
+        return _content(self.text, self.raw)
+
+
+async def load(db: Database, scope: Scope, path: str) -> Loaded:
+    """What is at a path, with its content, in one query; of a symlink the target. Raises NotFound."""
+    paths.check(scope, Op.READ, path)
+    with operation("read", scope, path) as op:
+        rows = await db.run(scope.tenant_id, _FETCH_FILE, scope.tenant_id, scope.agent_id, path)
+        if not rows:
+            raise NotFound(path=path)
+        (row,) = rows
+        op.bytes(row[5])
+    return Loaded(node_of(row), row[12], row[13])
+
+
+async def links(db: Database, scope: Scope, candidates: Sequence[str]) -> dict[str, str]:
+    """Those of some paths that are symlinks, the shortest first, with their targets; of targets that are no text
+    nothing is known."""
+    rows = await db.run(scope.tenant_id, _FETCH_LINKS, scope.tenant_id, scope.agent_id, list(candidates))
+    return {row[0]: row[1] for row in rows if row[2] is None}
 
 
 async def where(db: Database, scope: Scope, node_id: str) -> str | None:
@@ -248,11 +283,16 @@ async def write(
     op: str = "write",
     policy: Op = Op.WRITE,
     attempt: Attempt | None = None,
+    stay: bool = False,
+    base_size: int | None = None,
 ) -> Commit:
     """Replace a lineage's content where it is still at version `expected` (HF-09).
 
     Args:
         attempt: see `create`.
+        stay: it must also still be at `path`. An open file is written wherever it was moved; who knows only its path
+            must not follow it to where others rules hold.
+        base_size: bytes of the version expected, where that is known.
         op: what the history calls it (`write`, `restore`).
         policy: Op.CREATE where the caller's own handle made the file and still writes it.
 
@@ -286,12 +326,22 @@ async def write(
                 attempt.write_id,
                 op,
                 handle,
+                path if stay else None,
             ),
         )
         if not rows:
-            raise StaleVersion(path=path, expected=expected, actual=await _version_of(db, scope, node_id))
-        span.written(len(content), None)
+            actual = await (_version_at(db, scope, path) if stay else _version_of(db, scope, node_id))
+            raise superseded(path, expected, actual)
+        span.written(len(content), None if base_size is None else len(content) - base_size)
     return Commit(*rows[0])
+
+
+def superseded(path: str, expected: int, actual: int | None) -> StaleVersion:
+    """The refusal of a write that built on an older version, or on a file that another has taken the place of."""
+    text = ""
+    if actual == expected:
+        text = "another file is at this name since you read it; read it again and retry"
+    return StaleVersion(text, path=path, expected=expected, actual=actual)
 
 
 async def append(
@@ -400,7 +450,7 @@ async def claim(
         )
         if not rows:
             raise Exists(path=path)
-    return _node(rows[0])
+    return node_of(rows[0])
 
 
 async def delete(db: Database, scope: Scope, path: str, node_id: str) -> int:
@@ -481,7 +531,7 @@ async def rename(
             confirm,
         )
         op.changed(0, source=source[1])
-    return _node(rows[0])
+    return node_of(rows[0])
 
 
 async def set_attrs(db: Database, scope: Scope, path: str, node_id: str, attrs: Attrs) -> int:

@@ -20,6 +20,17 @@ select id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
   (extract(epoch from updated_at) * 1000000)::bigint * 1000 as ctime_ns, updated_session
 from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid and path = $3;
 
+-- name: fetch_file
+-- One row by path, with its content.
+select id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
+  (extract(epoch from updated_at) * 1000000)::bigint * 1000 as ctime_ns, updated_session, content, content_bytes
+from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid and path = $3;
+
+-- name: fetch_links
+-- Those of some paths that are symlinks, with their targets, the shortest first.
+select path, content, content_bytes from agent_files
+where tenant_id = $1::uuid and agent_id = $2::uuid and path = any($3::text[]) and kind = 'symlink' order by path;
+
 -- name: fetch_contents
 -- Contents by lineage, at their newest versions. One look-up by the primary key for each (`limit` keeps the planner from
 -- joining, before the first ANALYZE, with the whole tenant).
@@ -54,12 +65,13 @@ on conflict do nothing
 returning id, version, size_bytes, mtime_ns, (extract(epoch from updated_at) * 1000000)::bigint * 1000;
 
 -- name: commit_write
--- New content for a lineage that is still at the expected version. No row: it is not.
+-- New content for a lineage that is still at the expected version, and at path $16 where that is given. No row: it is not.
 update agent_files set content = coalesce($5::text, ''), content_bytes = $6::bytea,
   mtime_ns = $7::bigint, mode = coalesce($8::int, mode), uid = coalesce($9::bigint, uid), gid = coalesce($10::bigint, gid),
   updated_at = clock_timestamp(), updated_by = $11, updated_session = $12, write_id = $13::uuid, write_op = $14,
   write_handle = $15::bigint
 where tenant_id = $1::uuid and agent_id is not distinct from $2::uuid and id = $3::uuid and version = $4::int and kind = 'file'
+  and ($16::text is null or path = $16)
 returning id, version, size_bytes, mtime_ns, (extract(epoch from updated_at) * 1000000)::bigint * 1000;
 
 -- name: commit_append

@@ -80,6 +80,14 @@ create function fusefs_now_ns_v1() returns bigint
   language sql volatile
   as $$ select (extract(epoch from clock_timestamp()) * 1000000)::bigint * 1000 $$;
 
+-- The lines of a text with their numbers from 1. A line ends with LF or CR LF and with nothing else.
+create function fusefs_lines_v1(p_content text) returns table (line text, number bigint)
+  language sql immutable parallel safe
+  as $$
+    select line, number from string_to_table(
+      regexp_replace(replace(p_content, E'\r\n', E'\n'), E'\n\\Z', ''), E'\n') with ordinality as s (line, number)
+  $$;
+
 -- One row per path.
 --   id             the lineage: survives edits, renames, and being replaced by a rename over it
 --   content        the text; '' where content_bytes is set; the target of a symlink
