@@ -98,7 +98,8 @@ class StaleVersion(FsError):
         if not message:
             message = (
                 "changed since you read it; read it again and retry "
-                f"(you had {_version_text(expected)}, it is at {_version_text(actual)} now)"
+                f"(you had {_version_text(expected)}, {'there is' if actual is None else 'it is at'} "
+                f"{_version_text(actual)} now)"
             )
         super().__init__(message, path=path)
 
@@ -204,20 +205,22 @@ class TooExpensive(FsError):
 
     errno = errno.ETIMEDOUT
     http = 400
-    exit_code = 16
+    exit_code = 17
     hint = "Search in a smaller directory, name the files by a pattern, or use a simpler regular expression."
 
 
 class NoMatch(FsError):
-    """The text to replace is not in the file."""
+    """The text to replace is not in the file.
+
+    `excerpt`: lines of the file that help to find the right text; for the caller, never for a log.
+    """
 
     errno = errno.EINVAL
     http = 409
-    exit_code = 17
+    exit_code = 18
 
     def __init__(self, message: str = "", *, path: str | None = None, excerpt: str = "") -> None:
         self.excerpt = excerpt
-        """Lines of the file that help to find the right text: for the caller, never for a log."""
         super().__init__(message, path=path)
 
 
@@ -226,7 +229,7 @@ class NotUnique(FsError):
 
     errno = errno.EINVAL
     http = 409
-    exit_code = 17
+    exit_code = 18
     hint = "Add lines around it until it is unique, or replace all."
 
 

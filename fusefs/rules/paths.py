@@ -122,12 +122,13 @@ def search_names(scope: Scope) -> tuple[list[str], list[str]]:
 
 
 def own_result(scope: Scope, path: str) -> str:
-    """The path that a caller means. `/large_tool_results/ID`, deepagents' form without a session, is the result of
-    the caller's own session (HF-10 names the other form); any other path is itself."""
-    prefix, _, result = path.rpartition("/")
-    if prefix != LARGE_RESULTS or result == scope.session or scope.all_sessions:
+    """Where a caller means to read. `/large_tool_results/ID` and what lies below it, deepagents' form without a session,
+    is of the caller's own session; any other path is itself. Another session's path becomes one that does not exist."""
+    if scope.all_sessions or not path.startswith(f"{LARGE_RESULTS}/"):
         return path
-    return f"{LARGE_RESULTS}/{scope.session}/{result}"
+    if is_within(path, f"{LARGE_RESULTS}/{scope.session}"):
+        return path
+    return f"{LARGE_RESULTS}/{scope.session}{path[len(LARGE_RESULTS) :]}"
 
 
 def visible(scope: Scope, path: str) -> bool:

@@ -6,7 +6,8 @@ bytes of a refused write are kept. The doors above translate; what may be done w
 No write is blind. The caller passes what it has seen of the file, or says that it wants a new one, or that it takes
 whatever is there. A write is refused when somebody else changes the file at the same moment, whatever was said.
 
-Paths are absolute in the namespace. `/large_tool_results/ID` is the caller's own session's result (`paths.own_result`).
+Paths are absolute in the namespace. What is read at `/large_tool_results/ID` is the caller's own session's result
+(`paths.own_result`).
 
 Threading: belongs to the trio thread of its database; any number of tasks may use one at once.
 """
@@ -133,7 +134,7 @@ class Backend:
 
     def path(self, path: str) -> str:
         """The normal form of a path that a caller gave. Raises BadPath, BadName, PathTooLong."""
-        return paths.own_result(self.scope, paths.normalise(path, self.limits))
+        return paths.normalise(path, self.limits)
 
     # -- Looking -----------------------------------------------------------------------------------
 
@@ -149,7 +150,7 @@ class Backend:
 
     async def stat(self, path: str) -> NodeRow:
         """What is at a path; of a symlink the symlink itself. Raises NotFound."""
-        path = self.path(path)
+        path = self._readable(path)
         if path == "/":
             return _root()
         try:
@@ -300,7 +301,7 @@ class Backend:
     async def _put(self, path: str, data: bytes, expected: Unseen) -> WriteResult:
         """Write a file of which the caller has seen nothing."""
         try:
-            node = await self._node(path, follow_last=True)
+            node = await self._node(path)
         except NotFound:
             node = None
         if node is None:
@@ -370,7 +371,7 @@ class Backend:
 
     async def _load(self, path: str) -> files.Loaded:
         """A file with its content, symlinks followed; one trip where there are none."""
-        path = self.path(path)
+        path = self._readable(path)
         if path == "/":
             raise IsADirectory(path="/")
         try:
@@ -387,9 +388,12 @@ class Backend:
         _require_file(loaded.node)
         return loaded
 
-    async def _node(self, path: str, *, follow_last: bool = True) -> NodeRow:
+    def _readable(self, path: str) -> str:
+        return paths.own_result(self.scope, self.path(path))
+
+    async def _node(self, path: str) -> NodeRow:
         """What is at a path, symlinks followed. Raises NotFound."""
-        real = await self._follow(self.path(path))
+        real = await self._follow(self._readable(path))
         return _root() if real == "/" else await files.stat(self.db, self.scope, real)
 
     async def _follow(self, path: str) -> str:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fusefs.db.connection import DAEMON_ROLE, Connection
-from fusefs.db.failures import LostInFlight, NotConnected, Retryable, from_state
+from fusefs.db.failures import LostInFlight, NotConnected, Retryable, TimedOut, from_state
 from fusefs.db.queries import Query
 from fusefs.db.values import Param, encode
 from fusefs.rules import errors
@@ -232,9 +232,10 @@ OURS = [
     ("40P01", Retryable),
     ("25006", Retryable),
     ("53100", errors.Unavailable),
-    ("57014", errors.Unavailable),
+    ("57014", TimedOut),
     ("08006", errors.Unavailable),
     ("23505", errors.Exists),
+    ("2201B", errors.BadPattern),
     ("42P01", errors.SchemaMismatch),
     ("42703", errors.SchemaMismatch),
     ("22012", FsError),
@@ -248,7 +249,7 @@ async def test_every_sqlstate_becomes_its_error_without_details(connect: Connect
             await conn.run(REFUSE, (state, "the reason"))
         assert type(caught.value) is expected, state
         assert "SECRET" not in str(caught.value)
-        assert ("the reason" in str(caught.value)) == state.startswith(("FS", "42")), state
+        assert ("the reason" in str(caught.value)) == state.startswith(("FS", "42", "2201B")), state
     assert conn.trips == len(OURS)
     assert await conn.run(PID) == [(conn.backend_pid,)]
 

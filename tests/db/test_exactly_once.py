@@ -34,7 +34,7 @@ def test_a_change_is_applied_once(pg: str, statement: str, between: bool) -> Non
             by = (1, None, None, None, "agent", "s1", write_id)
             if statement == "commit_append":
                 return run(conn, statement, *scope, node, text.encode(), text, 1000, *by, 7)
-            return run(conn, statement, *scope, node, version, text, None, *by, "write", 7)
+            return run(conn, statement, *scope, node, version, text, None, *by, "write", 7, None)
 
         first = uuid.uuid4()
         assert change(first, 1, "new") == 1

@@ -525,6 +525,7 @@ NEITHER = {
     "find_tenant": "a tenant by its name",
     "insert_tenant": "as the owner",
     "delete_tenant": "as the owner, by the tenant's own id",
+    "prepare_search": "a time and an expression, before a search",
     "reserve_inos": "numbers of one sequence for all",
 }
 ONLY_TENANT = {

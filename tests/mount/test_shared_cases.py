@@ -13,7 +13,7 @@ from tests import harness
 CASES_DIR = harness.ROOT.parent / "shared" / "cases"
 ONE_MOUNT = range(1, 60)
 TWO_MOUNTS = range(81, 90)
-# What lies between needs a runner for guarded commands or a tool layer, which are not part of a mount.
+TOOL_LAYER = range(65, 74)
 CASE_TIMEOUT_S = 60
 LAG_S = 1
 """Within which the other mount must show a change."""
@@ -24,10 +24,10 @@ def _numbers(wanted: range) -> list[str]:
     return [number for number in found if int(number) in wanted]
 
 
-def _run(number: str, *dirs: Path) -> str:
+def _run(number: str, *dirs: Path, **variables: str) -> str:
     done = subprocess.run(
         [CASES_DIR / "run-all.sh", *dirs, number],
-        env={**os.environ, "RWC_TIMEOUT": str(CASE_TIMEOUT_S), "RWC_LAG": str(LAG_S)},
+        env={**os.environ, "RWC_TIMEOUT": str(CASE_TIMEOUT_S), "RWC_LAG": str(LAG_S), **variables},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -60,6 +60,13 @@ def test_the_case_scripts_are_there() -> None:
 @pytest.mark.parametrize("number", _numbers(ONE_MOUNT))
 def test_case(cases_mount: harness.Mount, number: str) -> None:
     assert " PASS " in _run(number, cases_mount.path)
+
+
+@pytest.mark.parametrize("number", _numbers(TOOL_LAYER))
+def test_case_of_the_tool_layer(cases_mount: harness.Mount, module_pg: str, suite_dir: Path, number: str) -> None:
+    environment = harness.command_environment(suite_dir, module_pg)
+    tool = str(harness.ROOT / "scripts" / "case-tool")
+    assert " PASS " in _run(number, cases_mount.path, RWC_TOOL=tool, **environment)
 
 
 @pytest.mark.parametrize("number", _numbers(TWO_MOUNTS))

@@ -37,6 +37,12 @@ TABLE = {
     "RescueFailed": (errno.EIO, 500, 15),
     "ModelFailed": (errno.EIO, 502, 16),
     "BadConfig": (errno.EINVAL, 400, 2),
+    "AlreadyChanged": (errno.ESTALE, 409, 6),
+    "BadText": (errno.EILSEQ, 400, 9),
+    "BadPattern": (errno.EINVAL, 400, 9),
+    "TooExpensive": (errno.ETIMEDOUT, 400, 17),
+    "NoMatch": (errno.EINVAL, 409, 18),
+    "NotUnique": (errno.EINVAL, 409, 18),
 }
 
 
@@ -86,7 +92,7 @@ def test_a_stale_version_says_both_versions() -> None:
         "/a: changed since you read it; read it again and retry (you had version 3, it is at version 5 now)"
     )
     assert "(you had no file, it is at version 1 now)" in str(StaleVersion(expected=None, actual=1))
-    assert "it is at no file now" in str(StaleVersion(expected=2, actual=None))
+    assert "there is no file now" in str(StaleVersion(expected=2, actual=None))
 
 
 @pytest.mark.parametrize(

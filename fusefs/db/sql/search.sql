@@ -34,10 +34,10 @@ order by f.path, l.number limit $10::int;
 -- The same for the regular expression $8. $11 is one that matches the whole of each file with such a line: it spares the
 -- splitting of the others.
 select f.path, l.number::int,
-  case when char_length(l.line) > 500 then substr(l.line, p.start, 400) else l.line end,
-  case when char_length(l.line) > 500 then p.start else 1 end, char_length(l.line)
+  case when char_length(l.line) > 500 then substr(l.line, start, 400) else l.line end,
+  case when char_length(l.line) > 500 then start else 1 end, char_length(l.line)
 from agent_files f cross join lateral fusefs_lines_v1(f.content) as l
-cross join lateral (select greatest(1, strpos(l.line, coalesce((regexp_match(l.line, $8::text))[1], '')) - 100) as start) as p
+cross join lateral greatest(1, strpos(l.line, coalesce((regexp_match(l.line, $8::text))[1], '')) - 100) as start
 where f.tenant_id = $1::uuid and f.agent_id = $2::uuid and f.kind = 'file' and f.path >= $3 and f.path < $4
   and (split_part(f.path, '/', 2) <> all ($5::text[]) or split_part(f.path, '/', 3) = any ($6::text[]))
   and ($7::text is null or f.path ~ $7::text)
