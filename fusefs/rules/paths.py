@@ -122,8 +122,8 @@ def search_names(scope: Scope) -> tuple[list[str], list[str]]:
 
 
 def own_result(scope: Scope, path: str) -> str:
-    """Where a caller means to read. `/large_tool_results/ID` and what lies below it, deepagents' form without a session,
-    is of the caller's own session; any other path is itself. Another session's path becomes one that does not exist."""
+    """Where a caller means to read. `/large_tool_results/ID` and what lies below it, deepagents' form without a
+    session, is of the caller's own session; any other path is itself. So another session's path leads nowhere."""
     if scope.all_sessions or not path.startswith(f"{LARGE_RESULTS}/"):
         return path
     if is_within(path, f"{LARGE_RESULTS}/{scope.session}"):
