@@ -71,10 +71,10 @@ class LazyGroup(click.Group):
     """A group that imports a command's module when that command is asked for.
 
     Args:
-        commands_by_name: name to `module:attribute`.
+        commands_by_name: name to `module:attribute` and the line that the group's help has for it.
     """
 
-    def __init__(self, *args: Any, commands_by_name: Mapping[str, str], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, commands_by_name: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._by_name = commands_by_name
 
@@ -82,9 +82,12 @@ class LazyGroup(click.Group):
         return list(self._by_name)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        target = self._by_name.get(cmd_name)
-        if target is None:
+        if cmd_name not in self._by_name:
             return None
-        module, _, attribute = target.partition(":")
+        module, _, attribute = self._by_name[cmd_name][0].partition(":")
         found: click.Command = getattr(importlib.import_module(module), attribute)
         return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in self._by_name.items()])

@@ -19,25 +19,52 @@ from fusefs.cli.groups import LazyGroup
 from fusefs.rules.errors import FsError, outcome
 
 COMMANDS = {
-    "mount": "fusefs.cli.mount:mount",
-    "host": "fusefs.cli.mount:host",
-    "umount": "fusefs.cli.umount:umount",
-    "status": "fusefs.cli.status:status",
-    "init": "fusefs.cli.schema:init",
-    "migrate": "fusefs.cli.schema:migrate",
-    "tenant": "fusefs.cli.tenants:tenant",
-    "agent": "fusefs.cli.tenants:agent",
-    "check": "fusefs.cli.check:check",
-    "versions": "fusefs.cli.versions:versions",
-    "restore": "fusefs.cli.versions:restore",
-    "conflicts": "fusefs.cli.conflicts:conflicts",
-    "rescue": "fusefs.cli.rescue:rescue",
-    "export": "fusefs.cli.transfer:export",
-    "import": "fusefs.cli.transfer:import_",
-    "exec": "fusefs.cli.exec:exec_",
-    "df": "fusefs.cli.usage:df",
-    "gc": "fusefs.cli.usage:gc",
+    "mount": ("fusefs.cli.mount:mount", "Mount the files of an agent as a directory."),
+    "host": ("fusefs.cli.mount:host", "Mount every session of every agent, for the containers of this machine."),
+    "umount": ("fusefs.cli.umount:umount", "Unmount a directory and wait for its daemon to end."),
+    "status": ("fusefs.cli.status:status", "List the mounts of this machine."),
+    "init": (
+        "fusefs.cli.schema:init",
+        "Prepare a database: start the embedded Postgres if no DSN is given, and create or update the schema.",
+    ),
+    "migrate": ("fusefs.cli.schema:migrate", "Apply, take back and list the schema's migrations."),
+    "tenant": ("fusefs.cli.tenants:tenant", "Add, list and remove tenants."),
+    "agent": ("fusefs.cli.tenants:agent", "Add, list and remove agents."),
+    "check": ("fusefs.cli.check:check", "Verify what is stored, of one agent, a tenant's agents or all."),
+    "versions": (
+        "fusefs.cli.versions:versions",
+        "List the versions of a file, deleted ones included, or write one to stdout.",
+    ),
+    "restore": (
+        "fusefs.cli.versions:restore",
+        "Make an old version of a file the newest one; a deleted file is made anew.",
+    ),
+    "conflicts": (
+        "fusefs.cli.conflicts:conflicts",
+        "List the writes that lost a race, read them, and decide about them.",
+    ),
+    "rescue": ("fusefs.cli.rescue:rescue", "List the writes that Postgres did not take, put them back, or drop them."),
+    "export": ("fusefs.cli.transfer:export", "Write an agent's files to stdout as a tar archive."),
+    "import": ("fusefs.cli.transfer:import_", "Read a tar archive from stdin into an agent's files."),
+    "exec": (
+        "fusefs.cli.exec:exec_",
+        "Run a command for a model: bounded in time and output, and with nothing of it left running.",
+    ),
+    "df": ("fusefs.cli.usage:df", "Show the files and the history of each agent, with their bytes and quotas."),
+    "gc": (
+        "fusefs.cli.usage:gc",
+        "Remove superseded contents and large tool results that are old enough, and what is over a history's quota.",
+    ),
+    "offload": (
+        "fusefs.cli.offload:offload",
+        "Pass a tool's output on, or store it and print a preview where it is too long for a model.",
+    ),
+    "offload-hook": (
+        "fusefs.cli.offload:offload_hook",
+        "Be the hook of an agent that stores its tools' long results and shows it a preview.",
+    ),
 }
+"""Each command by name: where it is, and the first sentence of its help; `fusefs --help` then imports none of them."""
 
 INTERRUPTED = 130
 """128 + SIGINT, as a shell says it."""

@@ -1,7 +1,7 @@
 """The options of the commands, each named once.
 
-Decided here and only here: an option's name, type, help, and its environment variable HANGO_FS_<NAME>; and which
-options are for the command line alone.
+Decided here and only here: an option's name, type, help, and its environment variable (HANGO_FS_<NAME>, or the name
+that others know it by); and which options are for the command line alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from fusefs.rules.config import MIB, Consistency, Limits, Settings, VersionCheck
+from fusefs.rules.config import MIB, RESULT_TOKEN_LIMIT, Consistency, Limits, Settings, VersionCheck
 from fusefs.rules.scope import Principal
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -64,6 +64,7 @@ def _principal(text: str) -> Callable[[F], F]:
 
 
 mount_session = _session("Session id. Default: a new one, which is printed.")
+result_session = _session("Session whose result it is. Default: the mount's; for the database it must be named.")
 mount_principal = _principal("Whose rights to use. Default: agent (admin for --all).")
 host_principal = _principal("Whose rights the sessions have. Default: agent.")
 running_session = _session("Session whose output is stored. Default: the mount's, else a new one.")
@@ -99,6 +100,15 @@ rescue_dir = option(
     type=click.Path(),
     help="Where writes are kept that Postgres does not take. Default: /var/spool/fusefs for root, else a directory "
     "of the user's state.",
+)
+token_limit = option(
+    "--token-limit",
+    metavar="N",
+    envvar="HANGO_TOOL_RESULT_TOKEN_LIMIT",
+    type=click.IntRange(1, 1_000_000),
+    default=RESULT_TOKEN_LIMIT,
+    show_default=True,
+    help="A result of a tool with more tokens, by estimate, is stored.",
 )
 as_json = option("--json", "as_json", is_flag=True, help="Print JSON.")
 yes = spoken("--yes", is_flag=True, help="Do not ask for confirmation.")

@@ -91,4 +91,4 @@ def find(directory: str, call: Caller = in_place) -> MountedResults:
             return MountedResults(
                 str(root), session, limit if isinstance(limit, int) and limit > 0 else Limits().max_file_bytes, call
             )
-    raise NotFound(f"{directory} is in no mounted namespace of a session")
+    raise NotFound(f"{start} is in no mounted namespace of a session")

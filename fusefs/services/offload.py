@@ -10,11 +10,11 @@ Threading: an `Offload` holds no state between calls; any number may run at once
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from fusefs.rules import results
-from fusefs.rules.config import RESULT_TOKEN_LIMIT
+from fusefs.rules.config import MIB, RESULT_TOKEN_LIMIT
 from fusefs.rules.errors import Exists, outcome
 from fusefs.rules.preview import Place, cut_in_place, encode, preview
 from fusefs.rules.results import Held, Offloaded
@@ -46,6 +46,22 @@ class ResultStore(Protocol):
 
     async def make_directory(self, path: str) -> None:
         """Make a directory that was not there. Raises as `make_file`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unopened:
+    """The `ResultStore` in the place of one that could not be opened: each result is cut, with that reason."""
+
+    error: Exception
+    session: str = ""
+    max_file_bytes: int = MIB
+    root: str | None = None
+
+    async def make_file(self, path: str, data: bytes) -> None:
+        raise self.error
+
+    async def make_directory(self, path: str) -> None:
+        raise self.error
 
 
 Observer = Callable[[str, Offloaded], None]

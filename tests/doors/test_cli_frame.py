@@ -35,6 +35,7 @@ def leaves(command: click.Command | None = None, path: str = "") -> Iterator[tup
 
 COMMANDS = dict(leaves())
 SPOKEN = frozenset(("version", "to", "yes", "force", "replace"))
+NAMED_BY_OTHERS = {"token_limit": "HANGO_TOOL_RESULT_TOKEN_LIMIT"}
 SPOKEN_OF = {"rescue put": SPOKEN | {"all"}, "rescue drop": SPOKEN | {"all"}}
 
 
@@ -44,8 +45,19 @@ def test_the_commands_are_those_that_others_call() -> None:
         *("mount", "host", "umount", "status", "init", "migrate up", "migrate down", "migrate status"),
         *("tenant add", "tenant list", "tenant remove", "agent add", "agent list", "agent remove"),
         *("check", "versions", "restore", "conflicts list", "conflicts show", "conflicts accept", "conflicts drop"),
-        *("rescue list", "rescue put", "rescue drop", "export", "import", "df", "gc"),
+        *("rescue list", "rescue put", "rescue drop", "export", "import", "df", "gc", "offload", "offload-hook"),
     }
+
+
+def test_the_help_has_the_first_sentence_of_each_command(bare_fusefs: Fusefs) -> None:
+    """It is written down beside the commands' names, so that the help imports none of them."""
+    with click.Context(program.cli) as ctx:
+        for name, (_, line) in program.COMMANDS.items():
+            command = program.cli.get_command(ctx, name)
+            assert command is not None
+            assert line == command.get_short_help_str(limit=200)
+    shown = " ".join(bare_fusefs("--help").text.split())
+    assert all(f"{name} {line}" in shown for name, (_, line) in program.COMMANDS.items())
 
 
 @pytest.mark.parametrize("words", COMMANDS)
@@ -59,7 +71,8 @@ def test_help_has_an_example(bare_fusefs: Fusefs, words: str) -> None:
 def test_every_option_has_its_environment_variable(words: str) -> None:
     for option in COMMANDS[words].params:
         if isinstance(option, click.Option) and option_key(option) not in SPOKEN_OF.get(words, SPOKEN):
-            assert option.envvar == f"HANGO_FS_{option_key(option).upper()}"
+            key = option_key(option)
+            assert option.envvar == NAMED_BY_OTHERS.get(key, f"HANGO_FS_{key.upper()}")
 
 
 def test_what_destroys_is_said_on_the_command_line_only(
@@ -85,6 +98,8 @@ def test_the_defaults_of_session_and_principal_are_those_of_the_command(words: s
     session, principal = {
         "mount": ("a new one, which is printed", "agent (admin for --all)"),
         "host": ("", "agent."),
+        "offload": ("the mount's; for the database it must be named", ""),
+        "offload-hook": ("the mount's; for the database it must be named", ""),
     }.get(words, ("the mount's, else a new one", "owner"))
     if "as" in said:
         assert f"Default: {principal}" in said["as"]
@@ -107,12 +122,27 @@ def test_options_of_the_mount_command() -> None:
     }
 
 
-def test_starting_imports_nothing_heavy() -> None:
+HEAVY = ("trio", "psycopg", "pydantic", "structlog", "opentelemetry", "rich", "pyfuse3")
+
+
+@pytest.mark.parametrize(
+    ("args", "stdin"),
+    [
+        (["--help"], ""),
+        (["status"], ""),
+        (["offload"], "short"),
+        (["offload-hook"], '{"hook_event_name": "PostToolUse", "tool_name": "Bash", "tool_response": "short"}'),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_starting_imports_nothing_heavy(args: list[str], stdin: str) -> None:
     code = (
-        "import sys; import fusefs.cli.main as m; m.run(['status']); "
-        "print([n for n in ('trio', 'psycopg', 'structlog', 'opentelemetry', 'rich', 'pyfuse3') if n in sys.modules])"
+        f"import sys; import fusefs.cli.main as m; m.run({args!r}); "
+        f"print('', [n for n in {HEAVY} if n in sys.modules], sep=chr(10))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=harness.ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=stdin, capture_output=True, text=True, check=True, cwd=harness.ROOT
+    )
     assert done.stdout.splitlines()[-1] == "[]"
 
 
