@@ -9,6 +9,9 @@ every call of a tool.
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -41,7 +44,7 @@ storing = options.together(
         "--dir",
         "directory",
         metavar="DIR",
-        type=click.Path(),
+        type=click.Path(readable=False),
         help="A directory of the mounted namespace to store into. Default: the current one.",
     ),
     options.database,
@@ -73,7 +76,7 @@ def offload(tool_call_id: str, token_limit: int, **values: Any) -> None:
     done = _store(held, tool_call_id, token_limit, values)
     if done.error_type:
         _warn(f"the result could not be stored ({done.error_type}); it is cut")
-    _write(encode(done.text) + b"\n")
+    _write(encode(done.text.removesuffix("\n")) + b"\n")
 
 
 class _HookCommand(FsCommand):
@@ -143,10 +146,12 @@ def _answer(agent: agenthooks.Agent | None, token_limit: int, values: dict[str, 
 def _whole(text: agenthooks.Text) -> Held:
     if text.file is not None:
         try:
+            if not stat.S_ISREG(os.stat(text.file).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file")
             with open(text.file, "rb") as file:
                 return _read_from(file)
-        except OSError as exc:
-            _warn(f"the agent's own file of the result cannot be read ({exc.strerror}); only its start is stored")
+        except (OSError, ValueError):
+            _warn("the agent's own file of the result cannot be read; only its start is stored")
     return Held.of(encode(text.value))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -116,7 +116,7 @@ def parse(data: bytes, agent: Agent | None = None) -> Event:
 def long_texts(event: Event, limit_tokens: int) -> list[Text]:
     """The texts to be replaced: none where the result has no more tokens than the limit, else the longest of them,
     until the rest has. A text no longer than a preview stays."""
-    found = _texts(event.response) if event.agent is Agent.CLAUDE else [Text((), _as_one(event))]
+    found = _texts(event) if event.agent is Agent.CLAUDE else [Text((), _as_one(event))]
     sizes = {text.at: estimate(text.value) for text in found}
     total, chosen = sum(sizes.values()), []
     for text in sorted(found, key=lambda text: sizes[text.at], reverse=True):
@@ -146,10 +146,10 @@ def reply(event: Event, previews: Mapping[Key, str]) -> dict[str, Any]:
     return {"suppressOutput": True, "hookSpecificOutput": output}
 
 
-def _texts(response: Any) -> list[Text]:
+def _texts(event: Event) -> list[Text]:
     """Every string of a result that is a text."""
     found: list[Text] = []
-    waiting: list[tuple[Key, Any]] = [((), response)]
+    waiting: list[tuple[Key, Any]] = [((), event.response)]
     while waiting:
         at, value = waiting.pop()
         if isinstance(value, str):
@@ -159,9 +159,11 @@ def _texts(response: Any) -> list[Text]:
         elif isinstance(value, dict) and value.get("isImage") is not True:
             is_media = "mimeType" in value or "media_type" in value
             waiting += [((*at, key), item) for key, item in value.items() if not (is_media and key in _ENCODED)]
-    file = response.get("persistedOutputPath") if isinstance(response, dict) else None
-    if isinstance(file, str):
-        return [Text(text.at, text.value, file if text.at == ("stdout",) else None) for text in found]
+    # Of a long output Claude Code gives its hooks the start, and a file. Only its own tool is trusted with a path.
+    if event.tool == "Bash" and isinstance(event.response, dict):
+        file = event.response.get("persistedOutputPath")
+        if isinstance(file, str):
+            return [replace(text, file=file) if text.at == ("stdout",) else text for text in found]
     return found
 
 
