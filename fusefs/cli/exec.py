@@ -73,7 +73,7 @@ def exec_(**values: Any) -> int:
 def _run(values: dict[str, Any]) -> CommandResult:
     import trio
 
-    named = target.was_said("agent") or target.was_said("session")
+    named = options.was_said("agent") or options.was_said("session")
     store = None if named else _mounted(values["directory"])
     if store is not None or not (named or values["agent"]):
         return trio.run(_guarded, values, store)

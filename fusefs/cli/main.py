@@ -50,11 +50,6 @@ COMMANDS = {
         "fusefs.cli.exec:exec_",
         "Run a command for a model: bounded in time and output, and with nothing of it left running.",
     ),
-    "df": ("fusefs.cli.usage:df", "Show the files and the history of each agent, with their bytes and quotas."),
-    "gc": (
-        "fusefs.cli.usage:gc",
-        "Remove superseded contents and large tool results that are old enough, and what is over a history's quota.",
-    ),
     "offload": (
         "fusefs.cli.offload:offload",
         "Pass a tool's output on, or store it and print a preview where it is too long for a model.",
@@ -62,6 +57,11 @@ COMMANDS = {
     "offload-hook": (
         "fusefs.cli.offload:offload_hook",
         "Be the hook of an agent that stores its tools' long results and shows it a preview.",
+    ),
+    "df": ("fusefs.cli.usage:df", "Show the files and the history of each agent, with their bytes and quotas."),
+    "gc": (
+        "fusefs.cli.usage:gc",
+        "Remove superseded contents and large tool results that are old enough, and what is over a history's quota.",
     ),
 }
 """Each command by name: where it is, and the first sentence of its help; `fusefs --help` then imports none of them."""

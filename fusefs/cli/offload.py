@@ -171,17 +171,15 @@ def _store(held: Held, tool_call_id: str, token_limit: int, values: dict[str, An
 def _mounted(values: dict[str, Any]) -> mounted_results.MountedResults | None:
     """The mounted directory to store into, or None for the database. Raises NotFound where neither is named,
     BadScope for another session than the mount's."""
-    said = click.get_current_context().get_parameter_source
-    on_command_line = click.core.ParameterSource.COMMANDLINE
-    if values["directory"] is None and said("agent") is on_command_line:
+    if values["directory"] is None and options.was_said("agent"):
         return None
     try:
         found = mounted_results.find(values["directory"] or ".")
     except NotFound:
-        if values["agent"] is not None and said("directory") is not on_command_line:
+        if values["agent"] is not None and not options.was_said("directory"):
             return None
         raise
-    if said("session") is on_command_line and values["session"] != found.session:
+    if options.was_said("session") and values["session"] != found.session:
         raise BadScope(f"the mount is session {found.session}'s, not {values['session']}'s")
     return found
 

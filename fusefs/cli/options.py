@@ -45,6 +45,12 @@ def together(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
+def was_said(option: str) -> bool:
+    """Whether an option is on the command line itself, not in the environment or the file."""
+    source = click.get_current_context().get_parameter_source(option)
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
 data_dir = option("--data-dir", metavar="DIR", help="Where the embedded Postgres keeps its data.")
 database = together(
     option("--dsn", metavar="DSN", help="Postgres to use, as a URL or key=value text. Default: an embedded one."),

@@ -12,9 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import click
-
-from fusefs.cli import database, mountpoint, registry
+from fusefs.cli import database, mountpoint, options, registry
 from fusefs.rules import paths
 from fusefs.rules.config import Limits
 from fusefs.rules.errors import BadPath, BadScope
@@ -49,7 +47,7 @@ def locate(path: str, values: dict[str, Any]) -> Target:
 
     Raises BadPath when the path is in no mount of ours and no agent is named.
     """
-    if was_said("agent"):
+    if options.was_said("agent"):
         return _named(path, values)
     found = registry.containing(mountpoint.canonical(path))
     if found is not None:
@@ -68,7 +66,7 @@ def whole_namespace(values: dict[str, Any]) -> Target:
 
     Raises BadScope when that is in no mount of ours and no agent is named.
     """
-    if not was_said("agent"):
+    if not options.was_said("agent"):
         found = registry.containing(_current_directory())
         if found is not None:
             return replace(_mounted(*found, values), path="/")
@@ -85,12 +83,6 @@ def _current_directory() -> str:
     except FileNotFoundError:
         # It was deleted, or its mount is gone: then it is in none.
         return ""
-
-
-def was_said(option: str) -> bool:
-    """Whether an option is on the command line itself, not in the environment or the file."""
-    source = click.get_current_context().get_parameter_source(option)
-    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def _named(path: str, values: dict[str, Any]) -> Target:
@@ -128,7 +120,7 @@ def scope_of(
         session: of the mount in which the command acts; only --session on the command line goes before it.
     """
     who = principal or Principal(values.get("as_") or "owner")
-    if session is None or was_said("session"):
+    if session is None or options.was_said("session"):
         session = values.get("session") or new_session()
     return Scope(agent.tenant_id, agent.id, session, who, all_sessions=who.administers)
 
