@@ -1,8 +1,8 @@
 """Middleware: what is put around the tools of a loop, and in which order.
 
-Decided here and only here (HF-20): the slots and their order, outermost first; which tool a call means; and what
-becomes of a call that no tool can take or that raises. The offload is just inside the file tools, and the slots for
-sub-agents and summarisation inside of it, so that both see results that are offloaded already.
+Decided here and only here (HF-20): the slots and their order, outermost first; which tool a call means; that no tool
+gets what breaks its schema; and what becomes of a call that raises. The offload is just inside the file tools, and the
+slots for sub-agents and summarisation inside of it, so that both see results that are offloaded already.
 
 Threading: a stack belongs to one loop; `call` may run several times at once.
 """
@@ -10,12 +10,14 @@ Threading: a stack belongs to one loop; `call` may run several times at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from enum import IntEnum
 from typing import ClassVar
 
 from fusefs import telemetry
 from fusefs.rules.errors import BadConfig, outcome
-from fusefs.services.tooling import Handler, Tool, ToolCall, ToolResult
+from fusefs.services.inputs import BadInput, Inputs, unknown_tool
+from fusefs.services.tooling import Handler, Tool, ToolCall, ToolResult, invalid_input
 
 _log = telemetry.get_logger()
 
@@ -70,6 +72,7 @@ class Stack:
             if tool.name in self.tools:
                 raise BadConfig(f"two tools are called {tool.name}")
             self.tools[tool.name] = tool
+        self._inputs = {name: Inputs(tool.input_schema) for name, tool in self.tools.items()}
         self._handler: Handler = self._dispatch
         for middleware in reversed(self.middlewares):
             self._handler = middleware.wrap(self._handler)
@@ -87,8 +90,10 @@ class Stack:
                 result = await self._handler(call)
             except Exception as error:  # noqa: BLE001  (a tool is anybody's code; the model is told, the loop goes on)
                 found = outcome(error)
-                _log.warning("tool.failed", tool=call.name if known else "unknown", error=found.error_type)
-                span.failed(found.error_type, is_fault=found.http in (500, 503))
+                is_fault = found.http in (500, 503)
+                span.failed(found.error_type, is_fault=is_fault)
+                if is_fault:
+                    _log.warning("tool.failed", tool=call.name if known else "unknown", error=found.error_type)
                 return ToolResult(" ".join(filter(None, (found.text, found.hint))), is_error=True)
             if result.is_error:
                 span.failed("refused")
@@ -97,8 +102,12 @@ class Stack:
     async def _dispatch(self, call: ToolCall) -> ToolResult:
         tool = self.tools.get(call.name)
         if tool is None:
-            return ToolResult(f"There is no tool of this name. The tools are: {', '.join(self.tools)}.", is_error=True)
-        return await tool.handler(call)
+            return unknown_tool(call.name, self.tools)
+        try:
+            arguments = self._inputs[call.name].check(call.arguments)
+        except BadInput as error:
+            return invalid_input(tool, str(error))
+        return await tool.handler(replace(call, arguments=arguments))
 
     def end_batch(self) -> None:
         """Tell every middleware that all calls of one reply were answered."""

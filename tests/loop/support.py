@@ -25,7 +25,7 @@ def tool(name: str, run: Callable[[ToolCall], ToolResult] | Handler, *, read_onl
         result = run(given)
         return result if isinstance(result, ToolResult) else await result
 
-    schema = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
+    schema = {"type": "object", "properties": {"word": {"type": "string"}}, "additionalProperties": False}
     return Tool(name, f"Does {name}.", schema, handler, read_only=read_only, destructive=not read_only)
 
 

@@ -46,6 +46,20 @@ async def test_broken_input_is_answered_with_the_schema(scripted: Script, raw: s
     assert server.requests[1]["messages"][1]["content"][0]["input"] == {}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [({"word": 7}, "word must be of type string"), ({"wort": "x"}, "it takes only word"), ([], "not a JSON object")],
+    ids=["type", "name", "array"],
+)
+async def test_input_that_breaks_the_schema(scripted: Script, arguments: object, why: str) -> None:
+    server = scripted(reply(call("echo", raw=json.dumps(arguments))), reply(text("ok")))
+    await run(tool("echo", lambda _: pytest.fail("the tool ran")))
+    result = server.results()[0]
+    assert result["is_error"] is True
+    assert why in result["content"]
+    assert json.dumps(tool("echo", echo).input_schema) in result["content"]
+
+
 async def test_a_tool_without_arguments(scripted: Script) -> None:
     """No delta comes for it at all."""
     server = scripted(reply(call("echo", raw="")), reply(text("ok")))
@@ -73,7 +87,7 @@ async def test_a_tool_that_raises(scripted: Script, log: io.StringIO) -> None:
     assert "changed since you read it" in second["content"]
     assert second["is_error"] is True
     assert "secret" not in log.getvalue()
-    assert [line["error"] for line in map(json.loads, log.getvalue().splitlines())] == ["KeyError", "StaleVersion"]
+    assert [line["error"] for line in map(json.loads, log.getvalue().splitlines())] == ["KeyError"]
 
 
 async def test_an_empty_reply_is_asked_for_once_more(scripted: Script) -> None:
