@@ -58,6 +58,10 @@ COMMANDS = {
         "fusefs.cli.offload:offload_hook",
         "Be the hook of an agent that stores its tools' long results and shows it a preview.",
     ),
+    "mcp-proxy": (
+        "fusefs.cli.mcp_proxy:mcp_proxy",
+        "Run a stdio MCP server, and store what its tools give that is too long for a model.",
+    ),
     "df": ("fusefs.cli.usage:df", "Show the files and the history of each agent, with their bytes and quotas."),
     "gc": (
         "fusefs.cli.usage:gc",

@@ -162,13 +162,13 @@ def _store(held: Held, tool_call_id: str, token_limit: int, values: dict[str, An
         return Offload(store, limit_tokens=token_limit, observe=unobserved).store(tool_call_id, "", held)
 
     try:
-        mounted = _mounted(values)
+        mounted = mounted_store(values)
         return _finish(work(mounted)) if mounted is not None else _in_database(values, work)
     except Exception as exc:  # noqa: BLE001  (whatever keeps it from being stored is told in its place)
         return _finish(work(Unopened(exc)))
 
 
-def _mounted(values: dict[str, Any]) -> mounted_results.MountedResults | None:
+def mounted_store(values: dict[str, Any]) -> mounted_results.MountedResults | None:
     """The mounted directory to store into, or None for the database. Raises NotFound where neither is named,
     BadScope for another session than the mount's."""
     if values["directory"] is None and options.was_said("agent"):
