@@ -204,10 +204,10 @@ def _reading(digest: Digest, place: Place) -> str:
         tool = "It is not all text: NUL is shown as ␀, other bytes as �. read_file does not show it."
         words = ("xxd", "strings", "grep -a -n TEXT")
     elif digest.lines > 2 * EDGE_LINES:
-        tool = "Tool: read_file with the path, offset=100, limit=100 (in lines)."
+        tool = "Tool: read_file with this path, offset=101, limit=100 (in lines)."
         words = ("sed -n '101,200p'", "grep -n TEXT", "head -c 4000")
     else:
-        tool = f"Tool: read_file with the path, offset=0, limit={digest.lines} (in lines)."
+        tool = "Tool: read_file with this path; of a long line it shows a part, and how to go on."
         words = ("head -c 4000", "tail -c 4000", "grep -oE '.{0,99}TEXT.{0,99}'")
     if not is_whole:
         return f"{where}\n{tool}"

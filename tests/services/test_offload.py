@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -22,9 +23,11 @@ from fusefs.rules.config import MIB, Limits
 from fusefs.rules.errors import Exists, NotFound, OverQuota, ReadOnly, TooLarge, Unavailable
 from fusefs.rules.results import NEVER_STORED
 from fusefs.rules.scope import Principal, Scope
+from fusefs.services.backend import Backend
 from fusefs.services.database_results import DatabaseResults
 from fusefs.services.offload import Offload, ResultStore, offloading, unobserved
 from fusefs.services.tooling import ToolCall, ToolResult
+from fusefs.services.toolset import Toolset
 from fusefs.store import files
 from tests import harness
 from tests.relay import Relay
@@ -310,6 +313,40 @@ def test_in_the_database_a_text_over_the_file_limit_is_in_parts(module_namespace
                 assert b"".join(parts).decode() == BIG
 
     trio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("session", "text"),
+    [
+        ("s-lines", "".join(f"line {number}\n" for number in range(60_000)) + "the end"),
+        ("s-line", "x" * 400_000 + "the end"),
+        ("s-long-lines", ("y" * 30_000 + "\n") * 10 + "the end"),
+    ],
+)
+def test_case_l15_reading_a_stored_result_comes_to_its_end(
+    module_namespace: harness.Namespace, session: str, text: str
+) -> None:
+    """Through the tools with the offload around them: what each answer says of going on leads to the end, none is over
+    the limit, and none is stored."""
+
+    async def main() -> str:
+        async with results_of(module_namespace, session) as store:
+            offload = Offload(store, observe=unobserved)
+            read_file = offloading(Toolset(Backend(store.db, store.scope)).call, offload)
+            arguments: dict[str, object] = {"path": (await offload.text("", "fetch", text)).path}
+            for _ in range(100):
+                answer = (await read_file(ToolCall("", "read_file", arguments))).for_llm
+                assert len(answer) <= 80_000
+                on = re.search(r"go on with offset=(\d+)(?:, column=(\d+))?\]$", answer)
+                if on is None:
+                    return answer
+                arguments |= {"offset": int(on[1]), "column": int(on[2] or 1)}
+            pytest.fail("reading does not come to an end")
+
+    assert "the end" in trio.run(main)
+    assert module_namespace.execute(
+        "select count(*) from agent_files where kind = 'file' and updated_session = %s", [session]
+    ) == [(1,)]
 
 
 def test_postgres_that_goes_away_does_not_end_the_loop(module_namespace: harness.Namespace) -> None:

@@ -26,7 +26,7 @@ def test_a_long_log() -> None:
     assert preview(Digest.of(LOG), PLACE) == (
         "[Too long to show: 428,894 bytes, 20,000 lines, about 107,224 tokens; all of it is stored.]\n"
         "Path: /large_tool_results/s-1/call_1\n"
-        "Tool: read_file with the path, offset=100, limit=100 (in lines).\n"
+        "Tool: read_file with this path, offset=101, limit=100 (in lines).\n"
         "Shell (in the mounted directory): F=large_tool_results/s-1/call_1; "
         'sed -n \'101,200p\' "$F"; grep -n TEXT "$F"; head -c 4000 "$F"\n'
         "     1\tline 1 of the log\n"
