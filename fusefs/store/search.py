@@ -104,7 +104,7 @@ async def glob(db: Database, scope: Scope, pattern: str, root: str, limit: int =
 
     with operation("glob", scope, root) as op:
         prepared = globs.parse(pattern, root)
-        fits = _matcher(prepared)
+        fits = matcher(prepared)
         low, high = await _range(db, scope, root)
         result = await _search(db, scope, "", collect)
         op.matches(len(result.found))
@@ -151,7 +151,7 @@ async def grep(
         whole = (regexes.for_whole_text(sought),) if text is None else ()
         prepared = globs.parse(include, root) if include is not None else None
         coarse = prepared.coarse if prepared is not None else None
-        fits = _matcher(prepared) if prepared is not None else _anything
+        fits = matcher(prepared) if prepared is not None else _anything
         low, high = await _range(db, scope, root)
         result = await _search(db, scope, sought if text is None else "", collect)
         op.matches(len(result.found))
@@ -162,7 +162,7 @@ def _anything(_path: str) -> bool:
     return True
 
 
-def _matcher(prepared: globs.PathPattern) -> Callable[[str], bool]:
+def matcher(prepared: globs.PathPattern) -> Callable[[str], bool]:
     """The exact match of a path. Raises BadPattern."""
     flags = _GLOB_FLAGS | (wcglob.DOTGLOB if prepared.dots else 0)
     try:
