@@ -3,9 +3,9 @@
 
     benchmarks/tools.py [--rounds N]
 
-On an embedded Postgres in a temporary directory, in one process: each tool and, in turn with it, the prepared statement
-that fetches or updates the same row, or finds the same rows, through psycopg in the daemon's role. Prints the medians of
-N rounds (200 if nothing else is said; of searches 15), their ratio, and the goal.
+On an embedded Postgres in a temporary directory, in one process: each tool and, in turn with it, the prepared
+statement that fetches or updates the same row, or finds the same rows, through psycopg in the daemon's role. Prints the
+medians of N rounds (200 if nothing else is said; of searches 15), their ratio, and the goal.
 
 - read_file: 2000 lines of 30 characters, numbered; beside it the row's content as text.
 - edit_file: one line of the same file; beside it the update of the row with its triggers. Both commit.
@@ -132,7 +132,7 @@ def fill(conn: psycopg.Connection, tenant: str, agent: str) -> None:
     conn.execute(
         "insert into agent_files (tenant_id, agent_id, path, content)"
         " select %s, %s, '/many/' || i % 100 || '/f' || i,"
-        " left((select string_agg(md5(i::text || j::text) || case j %% 2 when 0 then E'\\n' else ' an ordinary word ' end, '')"
+        " left((select string_agg(md5(i::text || j::text) || case j %% 2 when 0 then E'\\n' else ' a word ' end, '')"
         " from generate_series(1, 60) j), 2048 - 20) || case when i %% 4000 = 0 then %s else '' end || E'\\n'"
         " from generate_series(1, %s) i".replace("i % 100", "i %% 100"),
         (tenant, agent, NEEDLE, FILES + 1),

@@ -82,7 +82,12 @@ def test_an_ambiguous_text_is_refused_with_count_and_lines(text: str, old: str, 
         ("Hello\n", "hello", "only upper and lower case differ", "     1\tHello"),
         ("foo\nbar\n", "     1\tfoo\n     2\tbar", "holds line numbers of read_file", ""),
         ("last line", "last line\n", "without the final newline", ""),
-        ("x = 1\ncompute(alpha, beta)\n", "compute(alpha, gamma)", "is not in the file", "     2\tcompute(alpha, beta)"),
+        (
+            "x = 1\ncompute(alpha, beta)\n",
+            "compute(alpha, gamma)",
+            "is not in the file",
+            "     2\tcompute(alpha, beta)",
+        ),
         ("a\nb\nthe long distinctive line\nc\n", "z\nthe long distinctive line\nc", "", "     2\tb\n     3\tthe long"),
     ],
 )

@@ -46,8 +46,7 @@ def found(pattern: str, root: str = "/") -> list[str]:
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
-        ("*.py", ["/top.py", "/src/a.py", "/src/deep/er/b.py", "/with space/e f.py", "/br[1]/g.py", "/a_b/h.py"]
-            + ["/axb/i.py", "/100%/j.py", "/src/new\nline.py"]),
+        ("*.py", [path for path in TREE if path.endswith(".py") and ".hid" not in path]),
         ("/*.py", ["/top.py"]),
         ("./*.py", ["/top.py"]),
         ("src/**/*.py", ["/src/a.py", "/src/deep/er/b.py", "/src/new\nline.py"]),
@@ -99,7 +98,9 @@ def test_refused_patterns(pattern: str) -> None:
         matcher(globs.parse(pattern, "/"))
 
 
-NAMES = st.text(st.sampled_from("ab.*?[]{},\\!-é\n"), min_size=1, max_size=6).filter(lambda name: name not in (".", ".."))
+NAMES = st.text(st.sampled_from("ab.*?[]{},\\!-é\n"), min_size=1, max_size=6).filter(
+    lambda name: name not in (".", "..")
+)
 PARTS = st.one_of(NAMES, st.sampled_from(["**", "*", "*.b", "[a-b]", "{a,b}", "a", "{a,b/c}"]))
 
 
@@ -118,7 +119,7 @@ def test_the_coarse_filter_loses_nothing(pattern: list[str], names: list[str]) -
 @pytest.mark.parametrize(
     ("pattern", "text"),
     [
-        ("plain words, with punctuation: <a href=\"x\">'", "plain words, with punctuation: <a href=\"x\">'"),
+        ('plain words, with punctuation: <a href="x">\'', 'plain words, with punctuation: <a href="x">\''),
         (r"foo\.py", "foo.py"),
         (r"\(x\)\[0\]", "(x)[0]"),
         (r"a\\b", "a\\b"),
