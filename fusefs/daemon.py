@@ -36,6 +36,7 @@ from fusefs.store import tenants
 
 if TYPE_CHECKING:
     from fusefs.rules.address import Address
+    from fusefs.rules.events import HookRule
     from fusefs.telemetry.mounts import MountState
 
 _STOP_S = 4.0
@@ -71,6 +72,7 @@ class MountSpec:
     session: str | None
     create: bool
     principal: Principal
+    hooks: tuple[HookRule, ...]
     settings: Settings
     allow_other: bool
     foreground: bool
@@ -135,6 +137,12 @@ async def _serve(spec: MountSpec, on_ready: Callable[[Ready], None], metrics: Ad
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(listener.run)
+            if spec.hooks:
+                from fusefs.services.hooks import Hooks
+
+                hooks = Hooks(spec.hooks)
+                db.on_event = hooks.offer
+                nursery.start_soon(hooks.run)
             root, scope = await _root(spec, db, mounted)
             host = spec.layout is Layout.HOST
             kernel = KernelMount(

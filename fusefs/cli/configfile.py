@@ -2,12 +2,13 @@
 
 Decided here and only here: top-level keys are option names with underscores and hold for every command
 that has the option; a table named like a command (`[mount]`, `[gc]`) holds for that command alone and wins.
-The command line wins over the environment, the environment over the file.
+The command line wins over the environment, the environment over the file. Hooks (`[[hooks]]`) are in the file only.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,10 @@ from typing import Any
 import click
 
 from fusefs.rules.errors import BadConfig
+from fusefs.rules.events import HOOK_TIMEOUT_S, EventKind, HookRule, pattern
+
+HOOKS = "hooks"
+_HOOK_KEYS = ("command", "events", "include", "exclude", "timeout")
 
 
 def option_key(option: click.Parameter) -> str:
@@ -42,17 +47,8 @@ def defaults_for(ctx: click.Context, path: str | None) -> dict[str, Any]:
 
     Raises BadConfig for a file that cannot be read, an unknown key, or a value of the wrong type.
     """
-    file = Path(path) if path is not None else default_path()
-    try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as exc:
-        if path is None:
-            return {}
-        raise BadConfig(f"the configuration file {file} does not exist") from exc
-    except OSError as exc:
-        raise BadConfig(f"the configuration file {file} cannot be read ({exc.strerror})") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise BadConfig(f"the configuration file {file} is not valid TOML: {exc}") from exc
+    file, table = _load(path)
+    _hooks(file, table.pop(HOOKS, []))
     _check(file, table, ctx.find_root().command)
     chosen = {key: value for key, value in table.items() if not isinstance(value, dict)}
     words = ctx.command_path.split()[1:]
@@ -66,6 +62,72 @@ def defaults_for(ctx: click.Context, path: str | None) -> dict[str, Any]:
         and in_file(option)
         and option_key(option) in chosen
     }
+
+
+def hooks_of(path: str | None) -> tuple[HookRule, ...]:
+    """The hooks of the file; see `defaults_for`.
+
+    Raises BadConfig also where others than its owner and root may write the file: they would choose what runs here.
+    """
+    file, table = _load(path)
+    return _hooks(file, table.get(HOOKS, []))
+
+
+def _hooks(file: Path, given: Any) -> tuple[HookRule, ...]:
+    if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
+        raise BadConfig(f"{file}: hooks must be tables, [[hooks]]")
+    if given and not _is_guarded(file):
+        raise BadConfig(
+            f"{file}: others may write it, so its hooks are not followed",
+            hint="It must belong to you or to root, and be writable by its owner only.",
+        )
+    return tuple(_hook(f"{file}: hook {number}", one) for number, one in enumerate(given, 1))
+
+
+def _load(path: str | None) -> tuple[Path, dict[str, Any]]:
+    file = Path(path) if path is not None else default_path()
+    try:
+        return file, tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        if path is None:
+            return file, {}
+        raise BadConfig(f"the configuration file {file} does not exist") from exc
+    except OSError as exc:
+        raise BadConfig(f"the configuration file {file} cannot be read ({exc.strerror})") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise BadConfig(f"the configuration file {file} is not valid TOML: {exc}") from exc
+
+
+def _is_guarded(file: Path) -> bool:
+    found = file.stat()
+    return found.st_uid in (0, os.geteuid()) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _hook(where: str, given: dict[str, Any]) -> HookRule:
+    unknown = given.keys() - _HOOK_KEYS
+    if unknown:
+        raise BadConfig(f"{where}: unknown key {min(unknown)}", hint=f"The keys are {', '.join(_HOOK_KEYS)}.")
+    lists = {key: given.get(key, []) for key in ("command", "events", "include", "exclude")}
+    for key, words in lists.items():
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise BadConfig(f"{where}: {key} must be a list of strings")
+    timeout = given.get("timeout", HOOK_TIMEOUT_S)
+    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool):
+        raise BadConfig(f"{where}: timeout must be a number")
+    kinds = [kind.value for kind in EventKind]
+    for event in lists["events"]:
+        if event not in kinds:
+            raise BadConfig(f"{where}: there is no event {event}", hint=f"The events are {', '.join(kinds)}.")
+    try:
+        return HookRule(
+            tuple(lists["command"]),
+            frozenset(EventKind(event) for event in lists["events"]),
+            tuple(pattern(text) for text in lists["include"]),
+            tuple(pattern(text) for text in lists["exclude"]),
+            timeout,
+        )
+    except BadConfig as exc:
+        raise BadConfig(f"{where}: {exc.message}") from exc
 
 
 def _check(file: Path, table: dict[str, Any], program: click.Command) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fusefs.cli import background, mountpoint, options, processes, registry, systemd
+from fusefs.cli import background, configfile, mountpoint, options, processes, registry, systemd
 from fusefs.cli.groups import CONFIG_META, FsCommand
 from fusefs.cli.output import printable
 from fusefs.rules.config import Consistency, Limits, Settings, VersionCheck
@@ -283,6 +283,7 @@ def _spec(command: str, where: str, values: dict[str, Any]) -> MountSpec:
         session=values["session"],
         create=values["create"],
         principal=Principal(values["as_"]) if values["as_"] else default,
+        hooks=configfile.hooks_of(click.get_current_context().meta.get(CONFIG_META)),
         settings=_settings(values, read_only=layout is Layout.ALL and not values["rw"]),
         allow_other=values["allow_other"],
         foreground=True,

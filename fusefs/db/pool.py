@@ -35,6 +35,7 @@ from fusefs.db.failures import LostInFlight, NotConnected, Retryable
 from fusefs.db.queries import Query
 from fusefs.db.values import Param
 from fusefs.rules.errors import Exists, FsError, Unavailable
+from fusefs.rules.events import FileEvent
 
 _RETRIES = 5
 """How often a deadlock or serialization failure is repeated."""
@@ -182,11 +183,16 @@ class Transaction:
 
 
 class Database:
-    """All statements of one program against one DSN. Made by `open_database`, which closes it."""
+    """All statements of one program against one DSN. Made by `open_database`, which closes it.
+
+    Attributes:
+        on_event: told by `store/` of each change that this program committed, in place; it must not block.
+    """
 
     def __init__(
         self, dsn: str, *, origin: str, role: str | None, size: int, write_timeout_s: float, statement_timeout_s: float
     ) -> None:
+        self.on_event: Callable[[FileEvent], None] | None = None
         self._dsn = dsn
         self._origin = origin
         self._role = role

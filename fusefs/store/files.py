@@ -19,7 +19,7 @@ from typing import Any
 from fusefs.db.pool import Attempt, Database
 from fusefs.db.queries import Query, query
 from fusefs.db.values import Param
-from fusefs.rules import paths
+from fusefs.rules import events, paths
 from fusefs.rules.config import Limits
 from fusefs.rules.errors import Exists, NotFound, StaleVersion, TooLarge
 from fusefs.rules.model import Attrs, Commit, Kind, NodeRow
@@ -266,7 +266,9 @@ async def create(
             current = await _version_at(db, scope, path)
             raise StaleVersion(path=path, expected=None, actual=current)
         op.written(len(content), len(content))
-    return Commit(*rows[0])
+    done = Commit(*rows[0])
+    _tell(db, scope, path, kind, done)
+    return done
 
 
 async def write(
@@ -333,7 +335,9 @@ async def write(
             actual = await (_version_at(db, scope, path) if stay else _version_of(db, scope, node_id))
             raise superseded(path, expected, actual)
         span.written(len(content), None if base_size is None else len(content) - base_size)
-    return Commit(*rows[0])
+    done = Commit(*rows[0])
+    _tell(db, scope, path, Kind.FILE, done)
+    return done
 
 
 def superseded(path: str, expected: int, actual: int | None) -> StaleVersion:
@@ -395,7 +399,9 @@ async def append(
                 check_size(limits, path, state[0][2] + len(data))
             raise StaleVersion("deleted while you appended to it", path=path)
         op.written(len(data), len(data))
-    return Commit(*rows[0])
+    done = Commit(*rows[0])
+    _tell(db, scope, path, Kind.FILE, done)
+    return done
 
 
 async def claim(
@@ -531,7 +537,10 @@ async def rename(
             confirm,
         )
         op.changed(0, source=source[1])
-    return node_of(rows[0])
+    node = node_of(rows[0])
+    if mode != "exchange":
+        _tell(db, scope, node.path, node.kind, node)
+    return node
 
 
 async def set_attrs(db: Database, scope: Scope, path: str, node_id: str, attrs: Attrs) -> int:
@@ -583,6 +592,8 @@ async def record_conflict(
         scope.session,
         scope.principal.value,
     )
+    if db.on_event is not None:
+        db.on_event(events.lost(scope, path, actual, len(content)))
     return conflict_id
 
 
@@ -607,6 +618,13 @@ async def _commit(
         lambda: _confirm_write(db, scope, attempt.write_id, attrs.mtime_ns or 0),
         attempt,
     )
+
+
+def _tell(db: Database, scope: Scope, path: str, kind: Kind, done: Commit | NodeRow) -> None:
+    """Say that the content at a path is new, to whoever wants to know. A change that was lost on its way and found to
+    be applied later is not told."""
+    if db.on_event is not None and kind is Kind.FILE:
+        db.on_event(events.written(scope, path, done.version, done.size))
 
 
 async def settle(db: Database, scope: Scope, attempt: Attempt, mtime_ns: int) -> Commit | None:

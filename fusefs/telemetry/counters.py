@@ -23,6 +23,7 @@ class Counters:
         conflicts: lost races, whose bytes were kept.
         rescued: writes that Postgres did not take, kept on the local disk.
         result_offloads: tools' results that were too long, by error type; '' where they were stored.
+        hooks: runs of hooks by outcome (`ran`, `failed`, …), and events that were dropped.
         log_errors: log lines that could not be written (a full disk must not fail a file operation).
     """
 
@@ -31,6 +32,7 @@ class Counters:
         "cache_hits",
         "cache_misses",
         "conflicts",
+        "hooks",
         "log_errors",
         "outcomes",
         "requests",
@@ -47,6 +49,7 @@ class Counters:
         self.conflicts = 0
         self.rescued = 0
         self.result_offloads: defaultdict[str, int] = defaultdict(int)
+        self.hooks: defaultdict[str, int] = defaultdict(int)
         self.log_errors = 0
 
     def snapshot(self) -> dict[str, object]:
@@ -67,6 +70,7 @@ class Counters:
             "bytes_written": self.bytes_written,
             "conflicts": self.conflicts,
             "rescued": self.rescued,
+            "hooks": dict(self.hooks),
             "log_errors": self.log_errors,
         }
 
