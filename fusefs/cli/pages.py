@@ -28,7 +28,7 @@ An option of a command can be set in three places. The first that has it wins:
 
 The whole file is checked by every command: an unknown key, an unknown table or a value of the wrong type ends it
 with exit code 2. A flag in the environment is `1` or `true`; in the file it is `true`. A daemon reads all of this
-once, at its start.
+once, at its start. Tables `[[hooks]]` are for [commands that run after a change](../howto/hooks.md).
 
 ```toml
 dsn = "postgresql://app@db.internal/files"

@@ -298,6 +298,8 @@ def test_the_default_file_is_read(bare_fusefs: Fusefs, tmp_path: Path) -> None:
         ("[mount]\nrw = 1", "mount.rw must be true or false", ""),
         ('consistency = "often"', "consistency must be one of notify, strict", ""),
         ("= 3", "is not valid TOML", ""),
+        ('[[hooks]]\ncommand = ["true"]', "begins with the absolute path of a program", ""),
+        ("[[hooks]]\nshell = true", "hook 1: unknown key shell", "command, events"),
     ],
 )
 def test_a_wrong_file_is_refused(bare_fusefs: Fusefs, tmp_path: Path, content: str, text: str, hint: str) -> None:
