@@ -337,10 +337,10 @@ def test_case_l15_reading_a_stored_result_comes_to_its_end(
             for _ in range(100):
                 answer = (await read_file(ToolCall("", "read_file", arguments))).for_llm
                 assert len(answer) <= 80_000
-                on = re.search(r"go on with offset=(\d+)(?:, column=(\d+))?\]$", answer)
-                if on is None:
+                on = re.findall(r"go on (?:in it )?with offset=(\d+)(?:, column=(\d+))?", answer)
+                if not on:
                     return answer
-                arguments |= {"offset": int(on[1]), "column": int(on[2] or 1)}
+                arguments |= {"offset": int(on[-1][0]), "column": int(on[-1][1] or 1)}
             pytest.fail("reading does not come to an end")
 
     assert "the end" in trio.run(main)
