@@ -1,6 +1,7 @@
-"""What counts as binary output, and what is said in its place (DE-05).
+"""What counts as binary output (DE-05).
 
-Decided here and only here: the three signs (NUL, what is not UTF-8, a known format's first bytes) and the sentence.
+Decided here and only here: the three signs: NUL, what is not UTF-8, and a known format's first bytes. What is said in
+its place is in `rules.text`.
 
 Threading: pure functions.
 """
@@ -41,8 +42,3 @@ def is_binary(digest: Digest, start: bytes) -> bool:
         start: its first bytes, 16 or more where there are so many.
     """
     return not digest.is_text or start.startswith(_MAGIC)
-
-
-def sentence(size: int) -> str:
-    """What stands for `size` bytes of binary output."""
-    return f"Binary output ({size} bytes). Pipe to file if needed."

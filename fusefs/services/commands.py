@@ -15,10 +15,11 @@ from collections.abc import AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass
 from signal import Signals
 
-from fusefs.rules import binary
+from fusefs.rules.binary import is_binary
 from fusefs.rules.config import MIB
 from fusefs.rules.preview import count, cut_in_place, encode
 from fusefs.rules.results import Held, whole_characters
+from fusefs.rules.text import binary_notice
 from fusefs.rules.tokens import BYTES_PER_TOKEN
 from fusefs.services.offload import Offload
 from fusefs.services.processes import Ended, Patience, run_tree, without_database
@@ -167,8 +168,8 @@ class _Output:
             self.held.feed(self._half)
         size = self.held.size
         head, tail = self.held.edges(self._head_bytes, self._tail_bytes)
-        if binary.is_binary(self.held.digest, head):
-            return Stream(binary.sentence(size), size, 0, binary=True)
+        if is_binary(self.held.digest, head):
+            return Stream(binary_notice(size), size, 0, binary=True)
         left_out = size - len(head) - len(tail)
         text = head.decode()
         if left_out:

@@ -106,3 +106,14 @@ def test_each_delivered_requirement_has_a_place_and_a_proof() -> None:
         assert len(row) == 4, requirement
         assert re.search(r"`[\w/]+\.(?:py|sql)`", row[2]), f"{requirement} has no place"
         assert re.search(r"`tests/[\w/]+\.py::\w+`", row[3]), f"{requirement} has no test"
+
+
+def test_each_row_of_the_defence_table_has_a_fallback_and_its_test() -> None:
+    """A row without a fallback is one where the parameter alone is enough; its test is then of that."""
+    page = (DOCS / "internals" / "defence.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")]
+    table = [row for row in rows if row[0] != "meeting"]
+    assert len(table) >= 30
+    for meeting, _, parameter, fallback, test in table:
+        assert fallback or parameter, meeting
+        assert re.fullmatch(r"`tests/[\w/]+\.py::test_\w+`", test), meeting
