@@ -404,7 +404,7 @@ class Backend:
         """
         for _ in range(_MAX_LINKS):
             candidates = [each for each in _prefixes(path) if paths.visible(self.scope, each)]
-            links = await files.links(self.db, self.scope, candidates)
+            links = await files.links(self.db, self.scope, candidates) if candidates else {}
             if not links:
                 return path
             link, target = next(iter(links.items()))

@@ -90,6 +90,26 @@ def test_look_ups_by_path(grown: Grown, path: str) -> None:
     assert grown.rows_read("fetch_node", path) <= READS_AT_MOST
 
 
+@pytest.mark.parametrize("links", [["/few", "/few/f1"], []])
+def test_files_by_path(grown: Grown, links: list[str]) -> None:
+    assert grown.rows_read("fetch_file", "/many/f7") <= READS_AT_MOST
+    assert grown.rows_read("fetch_links", links) <= READS_AT_MOST
+
+
+def test_searches_read_what_is_below_their_path(grown: Grown) -> None:
+    here = ("/few/", "/few0", ["large_tool_results"], ["s1"])
+    assert grown.rows_read("list_files", *here, None, 100) <= READS_AT_MOST
+    assert grown.rows_read("list_files", *here, "^/few/[^/]*$", 100) <= READS_AT_MOST
+    assert grown.rows_read("grep_text", *here, None, "text", 0, 100) <= READS_AT_MOST
+    assert grown.rows_read("grep_pattern", *here, None, "te?xt", 0, 100, "(?n)te?xt") <= READS_AT_MOST
+
+
+def test_a_search_of_everything_ends_at_its_limit(grown: Grown) -> None:
+    everywhere = ("/", "0", [], [])
+    assert grown.rows_read("list_files", *everywhere, None, 10) <= READS_AT_MOST
+    assert grown.rows_read("grep_text", *everywhere, None, "text", 0, 10) <= READS_AT_MOST
+
+
 def test_look_ups_by_id(grown: Grown) -> None:
     ids = [grown.id_of(f"/many/f{number}") for number in range(1, 6)]
     assert grown.rows_read("fetch_contents", ids) <= READS_AT_MOST

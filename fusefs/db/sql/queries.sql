@@ -28,8 +28,11 @@ from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid and path = $
 
 -- name: fetch_links
 -- Those of some paths that are symlinks, with their targets, the shortest first.
-select path, content, content_bytes from agent_files
-where tenant_id = $1::uuid and agent_id = $2::uuid and path = any($3::text[]) and kind = 'symlink' order by path;
+select f.path, f.content, f.content_bytes
+from unnest($3::text[]) as wanted (path)
+cross join lateral (select path, content, content_bytes, kind from agent_files
+  where tenant_id = $1::uuid and agent_id = $2::uuid and path = wanted.path limit 1) as f
+where f.kind = 'symlink' order by f.path;
 
 -- name: fetch_contents
 -- Contents by lineage, at their newest versions. One look-up by the primary key for each (`limit` keeps the planner from
