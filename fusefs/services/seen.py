@@ -4,15 +4,16 @@ Decided here and only here: what a write of a session's tools expects of the fil
 counts as seen; a listing, a search and a change of times do not. In memory and bounded: who has seen nothing decides
 anew.
 
-Threading: one trio thread; no method awaits.
+Threading: one trio thread; only `write` awaits.
 """
 
 from __future__ import annotations
 
 from cachetools import LRUCache
 
+from fusefs.rules.errors import NotFound
 from fusefs.rules.model import NodeRow
-from fusefs.services.backend import Seen, Unseen
+from fusefs.services.backend import Backend, Seen, Unseen, WriteResult
 
 _FILES = 10_000
 
@@ -37,6 +38,22 @@ class SeenVersions:
         """What the session saw at a path; None: nothing."""
         node_id = self._at.get(path)
         return None if node_id is None else Seen(node_id, self._versions.get(node_id, 0))
+
+    async def write(self, backend: Backend, path: str, content: str | bytes) -> WriteResult:
+        """Write a whole file as the session may: over what it has seen, over what it has seen nothing of, or anew.
+
+        Args:
+            path: in its normal form.
+
+        Raises what `Backend.write` raises.
+        """
+        try:
+            node = await backend.stat(path)
+        except NotFound:
+            node = None
+        done = await backend.write(path, content, self.expected(path, node))
+        self.note(path, done.seen)
+        return done
 
     def expected(self, path: str, node: NodeRow | None) -> Seen | Unseen:
         """What a write of the session expects at a path.

@@ -90,12 +90,7 @@ class Toolset:
     async def _write_file(self, path: str, content: str) -> ToolResult:
         path = self._path(path)
         with self._change(path):
-            try:
-                node = await self.backend.stat(path)
-            except NotFound:
-                node = None
-            done = await self.backend.write(path, content, self._seen.expected(path, node))
-        self._seen.note(path, done.seen)
+            done = await self._seen.write(self.backend, path, content)
         what = "Created" if done.created else "Replaced"
         return ToolResult(f"{what} {path} ({_count(done.size, 'byte')}, version {done.seen.version}).")
 

@@ -24,6 +24,7 @@ LAYERS = {
     "web": 6,
     "tools": 6,
     "harness": 6,
+    "adapters": 6,
     "daemon": 7,
     "cli": 8,
 }
@@ -37,6 +38,9 @@ ONLY_IN = {
     "prometheus_client": {"telemetry"},
     "structlog": {"telemetry"},
     "httpx2": {"harness"},
+    "deepagents": {"adapters"},
+    "anthropic": {"adapters"},
+    "fsspec": {"adapters"},
     "click": {"cli"},
     "rich": {"cli"},
     "pydantic": set(),
