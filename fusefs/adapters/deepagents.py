@@ -94,7 +94,7 @@ class FusefsBackend(BackendProtocol):
     def read(self, file_path: str, offset: int = 0, limit: int = 2000) -> ReadResult:
         try:
             content = self._portal.call(self._load, file_path)
-        except (NotFound, IsADirectory):
+        except NotFound:
             return ReadResult(error=f"File '{file_path}' not found")
         except FsError as error:
             return ReadResult(error=_text(error))
