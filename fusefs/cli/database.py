@@ -63,7 +63,14 @@ async def opened(dsn: str, *, owner: bool = False, patient: bool = False, size: 
         yield db
 
 
-def run(dsn: str, work: Callable[[Database], Awaitable[T]], *, owner: bool = False, patient: bool = False) -> T:
+def run(
+    dsn: str,
+    work: Callable[[Database], Awaitable[T]],
+    *,
+    owner: bool = False,
+    patient: bool = False,
+    size: int = 2,
+) -> T:
     """Run an async function on a database, which is `opened` for it.
 
     Raises what that and the function raise; trio's groups are unwrapped by `main`.
@@ -71,7 +78,7 @@ def run(dsn: str, work: Callable[[Database], Awaitable[T]], *, owner: bool = Fal
     import trio
 
     async def on_database() -> T:
-        async with opened(dsn, owner=owner, patient=patient) as db:
+        async with opened(dsn, owner=owner, patient=patient, size=size) as db:
             return await work(db)
 
     return trio.run(on_database)

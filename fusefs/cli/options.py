@@ -82,6 +82,10 @@ acting = together(
     _session("Session to act as; it is recorded. Default: the mount's, else a new one."),
     _principal("Whose rights to use; it is recorded. Default: owner."),
 )
+serving = together(
+    _session("Session to act as; it is recorded. Default: a new one."),
+    _principal("Whose rights to use; it is recorded. Default: agent."),
+)
 limits = together(
     option(
         "--max-file-bytes",

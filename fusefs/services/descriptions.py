@@ -1,4 +1,4 @@
-"""What a model is told of the six file tools: their descriptions and the JSON Schemas of their arguments.
+"""What a model is told of the file tools and of the history's: descriptions and JSON Schemas of the arguments.
 
 Decided here and only here (HF-20): every word of it. The policy of a tool stands in its own description, since nothing
 of it stands in the system prompt; `docs/reference/tools.md` is made from here.
@@ -111,4 +111,39 @@ GREP = _describe(
     path=_path("Absolute path of the directory or file to search; / if left out."),
     include=_text("Only files that match this pattern, as in glob.", most=MAX_PATTERN_CHARS, least=1),
     literal=_flag("The pattern is plain text."),
+)
+
+_LINEAGE = _text("Which file, by the id in list_versions, where several had this version at the path.", most=36)
+_VERSION = _number("Number of the version, as list_versions has it.", 1)
+
+LIST_VERSIONS = _describe(
+    """List the history of a path, the newest change first: who changed it when, and which contents are kept. Works for
+    a deleted file too.""",
+    ("path",),
+    path=_path(_FILE),
+)
+READ_VERSION = _describe(
+    f"""Read an old version of a text file, in the form of read_file. A version whose content was not kept is refused:
+    list_versions says which are. Of a line over {MAX_LINE_CHARS} characters the beginning is shown.""",
+    ("path", "version"),
+    path=_path(_FILE),
+    version=_VERSION,
+    lineage=_LINEAGE,
+    offset=_number("Number of the first line, from 1.", 0),
+    limit=_number(f"How many lines at most; {DEFAULT_LIMIT} if left out.", 0),
+    column=_number("Only the line at offset, from this character on, counted from 1.", 1),
+)
+RESTORE_VERSION = _describe(
+    """Make an old version of a file the newest one, whatever the file holds now: that stays in the history. A deleted
+    file is made anew, with its directories. /memories and /skills are changed by people, or with their approval;
+    /large_tool_results and /conversation_history are written by the harness only.""",
+    ("path", "version"),
+    path=_path(_FILE),
+    version=_VERSION,
+    lineage=_LINEAGE,
+)
+LIST_DELETED = _describe(
+    """List the files below a directory that were deleted and are not there now, each with the version to give to
+    restore_version.""",
+    path=_path("Absolute path of the directory; / if left out."),
 )

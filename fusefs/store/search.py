@@ -111,6 +111,26 @@ async def glob(db: Database, scope: Scope, pattern: str, root: str, limit: int =
     return result
 
 
+async def list_files(db: Database, scope: Scope, after: str, limit: int) -> Files:
+    """Every file that the scope may see, by path, a page at a time.
+
+    Args:
+        after: the last path of the page before; "" for the first page.
+    """
+    found: list[NodeRow] = []
+    start = after + _NEXT if after else "/"
+    with operation("ls", scope, "/") as op:
+        while len(found) <= limit:
+            params = (start, "0", *paths.search_names(scope), None, limit + 1)
+            rows = await db.run(scope.tenant_id, _LIST_FILES, scope.tenant_id, scope.agent_id, *params)
+            found += [node for node in map(files.node_of, rows) if paths.visible(scope, node.path)]
+            if len(rows) <= limit:
+                break
+            start = rows[-1][1] + _NEXT
+        op.matches(min(len(found), limit))
+    return Files(tuple(found[:limit]), len(found) > limit)
+
+
 async def grep(
     db: Database,
     scope: Scope,

@@ -100,6 +100,7 @@ def test_the_defaults_of_session_and_principal_are_those_of_the_command(words: s
         "host": ("", "agent."),
         "offload": ("the mount's; for the database it must be named", ""),
         "offload-hook": ("the mount's; for the database it must be named", ""),
+        "mcp": ("a new one", "agent"),
         "mcp-proxy": ("the mount's; for the database it must be named", ""),
     }.get(words, ("the mount's, else a new one", "owner"))
     if "as" in said:

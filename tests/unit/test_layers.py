@@ -43,6 +43,10 @@ ONLY_IN = {
     "fsspec": {"adapters"},
     "click": {"cli"},
     "rich": {"cli"},
+    "mcp": {"tools"},
+    "mcp_types": {"tools"},
+    "anyio": {"tools"},
+    "hypercorn": {"tools", "web"},
     "pydantic": set(),
     "asyncio": set(),
 }
