@@ -229,7 +229,7 @@ def _for_shell(place: Place) -> tuple[str, str]:
     """The path as a word of a shell, and where that holds."""
     if place.root is not None:
         absolute = shlex.quote(place.root.rstrip("/") + place.path)
-        if len(absolute) <= _PATH_CHARS and _short(absolute) == (absolute, True):
+        if _short(absolute) == (absolute, True):
             return absolute, ""
     return shlex.quote(place.path.lstrip("/")), " (in the mounted directory)"
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Protocol
 
 from fusefs.rules import results
@@ -20,6 +21,9 @@ from fusefs.rules.preview import Place, cut_in_place, encode, preview
 from fusefs.rules.results import Held, Offloaded
 from fusefs.rules.tokens import BYTES_PER_TOKEN, estimate
 from fusefs.services.tooling import Handler, ToolCall, ToolResult
+
+_TRIES = 8
+"""Names that are tried for one result: the second is free already, save where the store is at fault."""
 
 
 class ResultStore(Protocol):
@@ -89,6 +93,8 @@ class Offload:
         """The result of a call as it goes on: `for_llm` short, `for_user` the whole text where nothing else was
         meant for the user."""
         if call.name in results.NEVER_STORED:
+            tokens = estimate(result.for_llm)
+            self._observe(call.name, Offloaded(result.for_llm, None, tokens, tokens))
             return result
         done = await self.text(call.id, call.name, result.for_llm)
         if not done.was_long:
@@ -122,7 +128,7 @@ class Offload:
         """Make the files; notes each one's path and size in `made`."""
         store, plan = self._store, results.plan(held, self._store.max_file_bytes)
         folder = results.folder(store.session)
-        for name in results.names(tool_call_id):
+        for name in islice(results.names(tool_call_id), _TRIES):
             path = f"{folder}/{name}"
             try:
                 if len(plan.parts) == 1:
@@ -135,7 +141,7 @@ class Offload:
                 await store.make_file(file := f"{path}/{results.part_name(number)}", part)
                 made.append((file, len(part)))
             return Place(path, len(plan.parts), plan.missing, store.root)
-        raise AssertionError("the names of results are endless")
+        raise Exists("every name that was tried is taken", path=folder)
 
     def _cut(self, held: Held, reason: str) -> str:
         limit_bytes = min(self._limit_tokens * BYTES_PER_TOKEN, results.KEPT_TAIL_BYTES)

@@ -168,6 +168,7 @@ FAILURES = [
     (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
     (OSError(errno.EROFS, "Read-only file system"), "Read-only file system"),
     (OSError("odd"), "OSError"),
+    (Exists(path="/p"), "/large_tool_results/s-1: every name that was tried is taken"),
     (RuntimeError(SECRET), "internal error (RuntimeError)"),
     (ExceptionGroup("", [RuntimeError(SECRET)]), "internal error (ExceptionGroup)"),
 ]
@@ -432,6 +433,6 @@ def preview_of_secrets() -> bytes:
 
 async def recorded() -> None:
     offload = Offload(Memory(), observe=telemetry.observe_result)
-    await offload.text("call_0", "fetch", "abc")
+    await offload.result(call_of(name="read_file"), ToolResult("abc"))
     await offload.text("call_1", "fetch", SECRETS)
     await Offload(Memory(failure=Unavailable()), observe=telemetry.observe_result).text("call_2", "fetch", SECRETS)
