@@ -36,6 +36,8 @@ _ROUND_S = 2.0
 _LAST_STEPS_S = 0.5
 """What noting times and the ends of sessions may take beyond the deadline of the buffers, and where Postgres did not
 take these."""
+_LARGEST_FILES = 4
+"""So many files of the largest size fit into the memory for contents, whatever that is set to."""
 _log = telemetry.get_logger()
 
 
@@ -54,7 +56,8 @@ class Mounted:
         self.origin = origin
         self.keeps_sessions = keeps_sessions
         self.table = InodeTable()
-        self.contents = Contents(settings.content_cache_bytes)
+        # A file that did not fit would be fetched whole for each READ of 128 KiB; sqlite has two of them in turn.
+        self.contents = Contents(max(settings.content_cache_bytes, _LARGEST_FILES * settings.limits.max_file_bytes))
         self.sessions: list[SessionFs] = []
         self.listener: Listener | None = None
         self._followers: dict[str, Follower] = {}

@@ -45,6 +45,7 @@ _SETTLE_S = 2.0
 """What settling a write may take beyond the write timeout, if that is not shorter: otherwise nobody knew whether it
 happened."""
 _ROLLBACK_S = 2.0
+_SLOWEST_BYTES_PER_S = 4 << 20
 _HUNG_MARGIN_S = 5.0
 """How long after its own statement timeout the server may stay silent before the connection is given up."""
 
@@ -128,6 +129,11 @@ class _Turns:
             self._queues[of] = queue
         self._count -= 1
         return task
+
+
+def _transfer_s(params: Sequence[Param]) -> float:
+    """How much longer a write may take for its size: a server that is busy with 100 MB is not away."""
+    return sum(len(value) for value in params if isinstance(value, str | bytes)) / _SLOWEST_BYTES_PER_S
 
 
 class _Backoff:
@@ -263,10 +269,10 @@ class Database:
                 returned, or None. Called only when no backend can apply it any more, or when a repetition
                 met the unique index.
 
-        Raises Unavailable when it was not applied within the write timeout; Unsettled when that could
-        not be found out; else what the SQLSTATE stands for.
+        Raises Unavailable when it was not applied within the write timeout, which is longer for much content;
+        Unsettled when that could not be found out; else what the SQLSTATE stands for.
         """
-        backoff = _Backoff(trio.current_time() + self._write_timeout_s)
+        backoff = _Backoff(trio.current_time() + self._write_timeout_s + _transfer_s(params))
         attempt = attempt or Attempt("")
         conflicts = 0
         doubtful = False

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.rules.config import Settings
 from tests import harness
 
 FILES = 1000
@@ -92,6 +93,23 @@ def test_read_again(cost: harness.Mount, root: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="where others than root get in, the kernel checks modes and asks")
+def test_read_of_a_file_larger_than_the_memory_for_contents_is_one_trip(
+    mount: harness.MountFactory, namespace: harness.Namespace
+) -> None:
+    """And not one for each READ of 128 KiB."""
+    size = Settings().content_cache_bytes + 1
+    daemon = mount(env={"HANGO_FS_MAX_FILE_BYTES": str(size)})
+    namespace.execute(
+        "insert into agent_files (tenant_id, agent_id, path, content) values (%s, %s, '/large', repeat('x', %s))",
+        (namespace.tenant_id, namespace.agent_id, size),
+    )
+    assert (daemon.path / "large").stat().st_size == size
+    with daemon.counting() as found:
+        assert (daemon.path / "large").read_bytes() == b"x" * size
+    assert found.counts.requests["read"] > 100
+    assert found.counts.trips == 1
+
+
 def test_changes_in_a_row_ask_for_no_attributes(cost: harness.Mount, root: Path) -> None:
     for name in ("a", "b", "c"):
         (root / name).write_text("text")
