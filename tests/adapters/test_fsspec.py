@@ -134,6 +134,15 @@ def test_a_write_is_checked_against_the_version_that_was_opened(
     assert read(second, "/a") == "two\nthree\n"
 
 
+def test_a_file_is_written_once(files: FusefsFileSystem) -> None:
+    with files.open("/a", "wb") as file:
+        file.write(b"one")
+        assert not files.exists("/a")
+        file.close()
+        file.close()
+    assert (files.cat("/a"), files.info("/a")["version"]) == (b"one", 1)
+
+
 def test_a_file_that_was_not_there_at_open(open_files: Callable[..., FusefsFileSystem]) -> None:
     first, second = open_files("s1"), open_files("s2")
     file = first.open("/a", "w")

@@ -55,15 +55,16 @@ async def test_a_conversation(scripted: Script) -> None:
 
 
 async def test_the_transcript_goes_on(scripted: Script) -> None:
-    server = scripted(reply(text("One.")), reply(text("Two.")))
-    async with loop_of() as loop, trio.open_nursery() as nursery:
+    server = scripted(reply(text("One.")), reply(text("Two.")), reply(text("Three.")))
+    async with loop_of() as loop:
         await loop.run("first")
         # Two at once queue: neither is sent in the middle of the other.
-        nursery.start_soon(loop.run, "second")
-    assert [message["content"] for message in server.requests[1]["messages"] if message["role"] == "user"] == [
-        "first",
-        "second",
-    ]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(loop.run, "second")
+            nursery.start_soon(loop.run, "second")
+    assert [message["role"] for message in server.requests[2]["messages"]] == ["user", "assistant"] * 2 + ["user"]
+    said = [message["content"] for message in server.requests[2]["messages"] if message["role"] == "user"]
+    assert said == ["first", "second", "second"]
     assert "tools" not in server.requests[0]
     assert "system" not in server.requests[0]
 
