@@ -55,7 +55,7 @@ from fusefs.rules.errors import (
 )
 from fusefs.rules.model import Kind, NodeRow
 from fusefs.services.backend import Content
-from fusefs.services.seen import SeenVersions
+from fusefs.services.seen import SeenFiles
 from fusefs.store.search import MAX_MATCHES
 
 P = ParamSpec("P")
@@ -78,7 +78,7 @@ class FusefsBackend(BackendProtocol):
     def __init__(self, portal: Portal) -> None:
         self._portal = portal
         self._backend = portal.backend
-        self._seen = SeenVersions()
+        self._seen = SeenFiles()
 
     def ls(self, path: str) -> LsResult:
         try:

@@ -28,8 +28,9 @@ from fusefs.rules.errors import (
 )
 from fusefs.rules.model import NodeRow
 from fusefs.rules.scope import Scope
+from fusefs.rules.seen import SeenVersions
 
-_SEEN_LINEAGES = 100_000
+_UNREAD_LINEAGES = 100_000
 _REFUSALS = 200
 _VACATED_S = 10.0
 _SAME_REFUSAL_S = 1.0
@@ -76,10 +77,9 @@ class Session:
         self.scope = scope
         self.settings = settings
         self._resumed_ns = resumed_ns
-        self._seen: OrderedDict[str, int] = OrderedDict()
+        self._seen = SeenVersions()
         # Lineages that a resumed session appended to and did not read: at which version it left them.
         self._unread: OrderedDict[str, int] = OrderedDict()
-        self._seen_at: OrderedDict[str, str] = OrderedDict()
         self._vacated: OrderedDict[str, Vacated] = OrderedDict()
         self.refusals: deque[Refusal] = deque(maxlen=_REFUSALS)
         self._refused_at: dict[tuple[str, str, type[FsError]], float] = {}
@@ -88,73 +88,56 @@ class Session:
 
     def saw(self, node: Node | NodeRow, version: int) -> None:
         """The session opened this version for reading, was served it, or wrote it."""
-        seen, node_id = self._seen, node.id
-        known = seen.get(node_id)
-        if known is not None:
-            seen.move_to_end(node_id)
-        if known is None or known < version:
-            seen[node_id] = version
-            self._seen_at[node.path] = node_id
-            if known is None and len(seen) > _SEEN_LINEAGES:
-                seen.popitem(last=False)
-            while len(self._seen_at) > _SEEN_LINEAGES:
-                self._seen_at.popitem(last=False)
+        self._seen.note(node.path, node.id, version)
 
     def went_back(self, node: Node) -> None:
         """What the session saw of newer versions counts no more: their numbers are given again."""
-        if self._seen.get(node.id, -1) > node.version:
-            self._seen[node.id] = node.version
+        self._seen.lower(node.id, node.version)
 
     def start_anew(self, began_ns: int) -> None:
         """A failover: which versions the session saw of what is there now, nobody knows. As after a restart of the
         daemon, what others changed since the session began must be read before it is replaced."""
         self._seen.clear()
-        self._seen_at.clear()
         self._vacated.clear()
         if self._resumed_ns is None:
             self._resumed_ns = began_ns
 
     def appended(self, node: Node, version: int) -> None:
         """The session wrote this version by an append, which does not show it what it was appended to."""
-        known = self._seen.get(node.id)
+        known = self._seen.version(node.id)
         if known is None and self._resumed_ns is not None:
             self._unread[node.id] = version
             self._unread.move_to_end(node.id)
-            if len(self._unread) > _SEEN_LINEAGES:
+            if len(self._unread) > _UNREAD_LINEAGES:
                 self._unread.popitem(last=False)
         elif known is None or known == version - 1:
             self.saw(node, version)
 
     def left(self, path: str) -> None:
         """The session itself took away what it saw at a path."""
-        self._seen_at.pop(path, None)
+        self._seen.leave(path)
 
     def seen(self, node_id: str) -> int | None:
-        return self._seen.get(node_id)
+        return self._seen.version(node_id)
 
     def expects(self, node: Node) -> int | None:
         """The version that a rename over the file may meet; None: any, the session never saw it."""
         if self.settings.version_check is VersionCheck.OPEN:
             return node.version
-        return self._seen.get(node.id)
+        return self._seen.version(node.id)
 
     def check_replace(self, node: Node) -> None:
         """Refuse to replace a file of which the session saw only an older version. Raises StaleVersion."""
         if self.settings.version_check is VersionCheck.OPEN or not node.committed:
             return
-        seen = self._seen.get(node.id)
+        seen = self._seen.version(node.id)
         if seen is not None:
             if seen < node.version:
                 raise StaleVersion(path=node.path, expected=seen, actual=node.version)
             return
-        there = self._seen_at.get(node.path)
+        there = self._seen.lineage(node.path)
         if there is not None and there != node.id:
-            raise StaleVersion(
-                f"another file is at this name since you read it; read it again and retry (it is at version "
-                f"{node.version})",
-                path=node.path,
-                actual=node.version,
-            )
+            raise StaleVersion.of_another(node.path, node.version)
         own = node.session == self.scope.session and self._unread.get(node.id) != node.version
         if own or node.size == 0:
             return
@@ -170,7 +153,7 @@ class Session:
     def vacate(self, path: str, node_id: str, version: int) -> None:
         """Note that the session deleted the lineage at a path; `version` is what the delete took."""
         self.left(path)
-        self._vacated[path] = Vacated(node_id, version, self._seen.get(node_id), time.monotonic())
+        self._vacated[path] = Vacated(node_id, version, self._seen.version(node_id), time.monotonic())
         self._vacated.move_to_end(path)
         while len(self._vacated) > 1000:
             self._vacated.popitem(last=False)

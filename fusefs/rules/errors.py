@@ -103,6 +103,12 @@ class StaleVersion(FsError):
             )
         super().__init__(message, path=path)
 
+    @classmethod
+    def of_another(cls, path: str, actual: int) -> StaleVersion:
+        """For a file that has taken the place of the one that was seen; `actual` is its version."""
+        text = f"another file is at this name since you read it; read it again and retry (it is at version {actual})"
+        return cls(text, path=path, actual=actual)
+
 
 def _version_text(version: int | None) -> str:
     return "no file" if version is None else f"version {version}"

@@ -15,8 +15,10 @@ Threading: belongs to the trio thread of its database; any number of tasks may u
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
 
 from fusefs import telemetry
 from fusefs.db.pool import Database
@@ -120,6 +122,9 @@ class EditResult:
     line: int
 
 
+Found = TypeVar("Found", NodeRow, files.Loaded)
+
+
 class Backend:
     """The files that one scope may see.
 
@@ -208,9 +213,7 @@ class Backend:
         path = self.path(path)
         files.check_size(self.limits, path, len(data))
         try:
-            if isinstance(expected, Seen):
-                return await self._replace_seen(path, data, expected)
-            return await self._put(path, data, expected)
+            return await self._write(path, data, expected)
         except StaleVersion as error:
             await self._keep(error, path, expected.id if isinstance(expected, Seen) else None, data)
             raise
@@ -298,43 +301,33 @@ class Backend:
                 raise
         return EditResult(node.path, written.seen, written.size, done.count, done.line)
 
-    async def _put(self, path: str, data: bytes, expected: Unseen) -> WriteResult:
-        """Write a file of which the caller has seen nothing."""
+    async def _write(self, path: str, data: bytes, expected: Expected) -> WriteResult:
         try:
             node = await self._node(path)
         except NotFound:
-            node = None
-        if node is None:
-            try:
-                return await self._create(await self._follow(path), data)
-            except StaleVersion as error:
-                if expected is Unseen.ABSENT:
-                    raise Exists(path=error.path) from None
-                raise
+            return await self._create(await self._follow(path), data, expected)
         if expected is Unseen.ABSENT:
             raise Exists(path=node.path)
         _require_file(node)
-        return await self._replace(node.path, data, Seen(node.id, node.version), node.size)
+        seen = expected if isinstance(expected, Seen) else Seen(node.id, node.version)
+        return await self._replace(node.path, data, seen, node.size)
 
-    async def _create(self, path: str, data: bytes) -> WriteResult:
+    async def _create(self, path: str, data: bytes, expected: Expected) -> WriteResult:
+        if isinstance(expected, Seen):
+            raise files.superseded(path, expected.version, None)
         paths.check(self.scope, Op.CREATE, path)
         await versions.make_parents(self.db, self.scope, self.limits, path)
         (ino,) = await files.reserve_inos(self.db, self.scope.tenant_id, 1)
         attrs = Attrs(mode=_NEW_FILE_MODE, mtime_ns=time.time_ns())
-        done = await files.create(self.db, self.scope, self.limits, path, data, ino=ino, attrs=attrs)
+        try:
+            done = await files.create(self.db, self.scope, self.limits, path, data, ino=ino, attrs=attrs)
+        except StaleVersion:
+            if expected is Unseen.ABSENT:
+                raise Exists(path=path) from None
+            raise
         return _written(path, done, created=True)
 
-    async def _replace_seen(self, path: str, data: bytes, seen: Seen) -> WriteResult:
-        """One trip where it succeeds; only a refusal asks whether the path leads elsewhere."""
-        try:
-            return await self._replace(path, data, seen, None)
-        except StaleVersion:
-            real = await self._follow(path)
-            if real == path:
-                raise
-        return await self._replace(real, data, seen, None)
-
-    async def _replace(self, path: str, data: bytes, seen: Seen, base_size: int | None) -> WriteResult:
+    async def _replace(self, path: str, data: bytes, seen: Seen, base_size: int) -> WriteResult:
         done = await files.write(
             self.db,
             self.scope,
@@ -369,32 +362,39 @@ class Backend:
         else:
             error.given_hint += f" What you wrote is kept as conflict {conflict_id}."
 
-    async def _load(self, path: str) -> files.Loaded:
-        """A file with its content, symlinks followed; one trip where there are none."""
-        path = self._readable(path)
-        if path == "/":
-            raise IsADirectory(path="/")
-        try:
-            loaded = await files.load(self.db, self.scope, path)
-            real = path if loaded.node.kind is not Kind.SYMLINK else await self._follow(path)
-        except NotFound:
-            real = await self._follow(path)
-            if real == path:
-                raise
-        if real == "/":
-            raise IsADirectory(path=path)
-        if real != path:
-            loaded = await files.load(self.db, self.scope, real)
-        _require_file(loaded.node)
-        return loaded
-
     def _readable(self, path: str) -> str:
         return paths.own_result(self.scope, self.path(path))
 
     async def _node(self, path: str) -> NodeRow:
         """What is at a path, symlinks followed. Raises NotFound."""
-        real = await self._follow(self._readable(path))
-        return _root() if real == "/" else await files.stat(self.db, self.scope, real)
+        return await self._at(self._readable(path), self._stat)
+
+    async def _load(self, path: str) -> files.Loaded:
+        """A file with its content, symlinks followed. Raises NotFound, IsADirectory, NotSupported."""
+        loaded = await self._at(self._readable(path), self._fetch)
+        _require_file(loaded.node)
+        return loaded
+
+    async def _stat(self, path: str) -> NodeRow:
+        return _root() if path == "/" else await files.stat(self.db, self.scope, path)
+
+    async def _fetch(self, path: str) -> files.Loaded:
+        if path == "/":
+            raise IsADirectory(path="/")
+        return await files.load(self.db, self.scope, path)
+
+    async def _at(self, path: str, fetch: Callable[[str], Awaitable[Found]]) -> Found:
+        """What is where a path leads to; one trip where no symlink is on the way."""
+        try:
+            found = await fetch(path)
+            if found.kind is not Kind.SYMLINK:
+                return found
+        except NotFound:
+            if path == (real := await self._follow(path)):
+                raise
+        else:
+            real = await self._follow(path)
+        return await fetch(real)
 
     async def _follow(self, path: str) -> str:
         """The path without symlinks that a path leads to; nothing need be there.

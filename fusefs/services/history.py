@@ -13,7 +13,7 @@ from fusefs.rules import text
 from fusefs.services import descriptions
 from fusefs.services.answers import bounded, count, make_tool, page_text
 from fusefs.services.backend import Backend, Seen
-from fusefs.services.seen import SeenVersions
+from fusefs.services.seen import SeenFiles
 from fusefs.services.tooling import Tool, ToolResult
 from fusefs.store import versions
 from fusefs.store.versions import Deleted, Version
@@ -30,7 +30,7 @@ class History:
         tools: in the order in which a model should see them.
     """
 
-    def __init__(self, backend: Backend, seen: SeenVersions) -> None:
+    def __init__(self, backend: Backend, seen: SeenFiles) -> None:
         self._backend = backend
         self._seen = seen
         self.tools: tuple[Tool, ...] = (

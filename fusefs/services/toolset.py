@@ -22,7 +22,7 @@ from fusefs.services import descriptions
 from fusefs.services.answers import bounded, count, make_tool, page_text
 from fusefs.services.backend import Backend
 from fusefs.services.inputs import unknown_tool
-from fusefs.services.seen import SeenVersions
+from fusefs.services.seen import SeenFiles
 from fusefs.services.tooling import Tool, ToolCall, ToolResult
 from fusefs.store.search import Match
 
@@ -40,7 +40,7 @@ class Toolset:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.seen = SeenVersions()
+        self.seen = SeenFiles()
         self._changed: set[str] = set()
         self.tools: tuple[Tool, ...] = (
             make_tool("ls", descriptions.LS, self._ls, read_only=True),

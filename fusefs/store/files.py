@@ -148,6 +148,10 @@ class Loaded:
     raw: bytes | None
 
     @property
+    def kind(self) -> Kind:
+        return self.node.kind
+
+    @property
     def content(self) -> bytes:
         return _content(self.text, self.raw)
 
@@ -342,10 +346,9 @@ async def write(
 
 def superseded(path: str, expected: int, actual: int | None) -> StaleVersion:
     """The refusal of a write that built on an older version, or on a file that another has taken the place of."""
-    text = ""
     if actual == expected:
-        text = "another file is at this name since you read it; read it again and retry"
-    return StaleVersion(text, path=path, expected=expected, actual=actual)
+        return StaleVersion.of_another(path, actual)
+    return StaleVersion(path=path, expected=expected, actual=actual)
 
 
 async def append(
