@@ -12,9 +12,7 @@ import pytest
 
 from tests import harness
 from tests.doors.command import Fusefs
-from tests.mount.test_shared_cases import CASES_DIR
 
-CASE_RUN = harness.ROOT / "scripts" / "case-run"
 LONG = "seq 1 20000"
 LONG_OUTPUT = b"".join(b"%d\n" % number for number in range(1, 20001))
 
@@ -180,19 +178,3 @@ def test_a_reader_that_goes_away(suite_dir: Path) -> None:
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")
-
-
-# The cases from real life
-
-
-@pytest.mark.parametrize("number", ["61", "63"])
-def test_case(suite_dir: Path, work: harness.Mount, number: str) -> None:
-    done = subprocess.run(
-        [CASES_DIR / "run-all.sh", work.path, number],
-        env={**harness.command_environment(suite_dir), "RWC_RUN": str(CASE_RUN)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert " PASS " in done.stdout, done.stdout + done.stderr

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import select
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import harness
-from tests.mount.sides import eventually
+from tests.mount.sides import DEADLINE_S, eventually
 
 pytestmark = pytest.mark.kernel
 
@@ -50,8 +51,19 @@ class Hooked:
 
     def told(self) -> tuple[dict[str, Any], dict[str, str]]:
         """What the next hook was given: on stdin, and in its environment."""
-        event, *environment = self.fifo.read_text().splitlines()
+        event, *environment = self.heard().splitlines()
         return json.loads(event), dict(line.split("=", 1) for line in environment if "=" in line)
+
+    def heard(self) -> str:
+        """What the next hook writes to the FIFO. A hook that does not come fails the test."""
+        parts = []
+        with open(os.open(self.fifo, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as fifo:
+            while True:
+                assert select.select([fifo], [], [], DEADLINE_S)[0], "no hook has come"
+                part = fifo.read(65536)
+                if not part:
+                    return b"".join(parts).decode()
+                parts.append(part)
 
 
 @pytest.fixture
@@ -187,7 +199,7 @@ def deaf_hook(hooked: Hooked) -> tuple[harness.Mount, list[int]]:
     mount = hooked.mount(hook(script))
     (mount.path / "file").write_text("x")
     (mount.path / "unheard").write_text("x")
-    return mount, [int(word) for word in hooked.fifo.read_text().split()]
+    return mount, [int(word) for word in hooked.heard().split()]
 
 
 @pytest.mark.parametrize("way", ["umount", "terminate"])

@@ -13,6 +13,7 @@ from tests import harness
 CASES_DIR = harness.ROOT.parent / "shared" / "cases"
 ONE_MOUNT = range(1, 60)
 TWO_MOUNTS = range(81, 90)
+COMMANDS = range(61, 64)
 TOOL_LAYER = range(65, 74)
 CASE_TIMEOUT_S = 60
 LAG_S = 1
@@ -60,6 +61,12 @@ def test_the_case_scripts_are_there() -> None:
 @pytest.mark.parametrize("number", _numbers(ONE_MOUNT))
 def test_case(cases_mount: harness.Mount, number: str) -> None:
     assert " PASS " in _run(number, cases_mount.path)
+
+
+@pytest.mark.parametrize("number", _numbers(COMMANDS))
+def test_case_of_commands(cases_mount: harness.Mount, suite_dir: Path, number: str) -> None:
+    environment = harness.command_environment(suite_dir)
+    assert " PASS " in _run(number, cases_mount.path, RWC_RUN=str(harness.ROOT / "scripts" / "case-run"), **environment)
 
 
 @pytest.mark.parametrize("number", _numbers(TOOL_LAYER))
