@@ -4,8 +4,9 @@
     pandas.read_csv("fusefs:///data/prices.csv", storage_options={"dsn": …, …})
 
 Decided here and only here: that a file is held whole while it is open, since one row holds it; that what is written
-goes to Postgres at close, and is checked against the version that was there at open; and that refusals are the OSErrors
-that callers of such libraries know, with the errno that a mount would give.
+goes to Postgres at close, and is checked against the version that was there at open; that refusals are the OSErrors that
+callers of such libraries know, with the errno that a mount would give; and that what cannot be asked is never shown as
+absent.
 
 fsspec keeps a file system for whoever asks again with the same options; its connections end with the program, or at
 `close`.
@@ -16,7 +17,7 @@ Threading: as `portal`.
 from __future__ import annotations
 
 import io
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, ClassVar, TypeVar
 
@@ -49,7 +50,8 @@ class FusefsFileSystem(AbstractFileSystem):
         self._portal = Portal(dsn, tenant=tenant, agent=agent, session=session, principal=principal)
 
     def close(self) -> None:
-        """End the connections; every later call is refused."""
+        """End the connections; every later call of this object is refused, and whoever asks again gets a new one."""
+        self.clear_instance_cache()
         self._portal.close()
 
     @classmethod
@@ -71,6 +73,26 @@ class FusefsFileSystem(AbstractFileSystem):
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         return _info(self._do(Backend.stat, self._strip_protocol(path)))
+
+    def exists(self, path: str, **_: Any) -> bool:
+        return self._type(path) is not None
+
+    def isdir(self, path: str) -> bool:
+        return self._type(path) == "directory"
+
+    def isfile(self, path: str) -> bool:
+        return self._type(path) == "file"
+
+    def walk(
+        self,
+        path: str,
+        maxdepth: int | None = None,
+        topdown: bool = True,
+        on_error: str | Callable[[OSError], object] | None = None,
+        **more: Any,
+    ) -> Iterator[Any]:
+        """As fsspec's, on which `find` and `glob` are built; but only what is not there is left out."""
+        yield from super().walk(path, maxdepth, topdown, on_error or _pass_over_missing, **more)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         return self._do(Backend.read_bytes, self._strip_protocol(path)).data[start:end]
@@ -112,6 +134,13 @@ class FusefsFileSystem(AbstractFileSystem):
 
     # -- Inside ------------------------------------------------------------------------------------
 
+    def _type(self, path: str) -> str | None:
+        """What is at a path; None: nothing. fsspec's own takes any error for nothing, a database that is away too."""
+        try:
+            return str(self.info(path)["type"])
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
     def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BytesIO:
         if mode == "rb":
             return io.BytesIO(self._do(Backend.read_bytes, path).data)
@@ -125,6 +154,11 @@ class FusefsFileSystem(AbstractFileSystem):
         except FsError as error:
             told = outcome(error)
             raise OSError(told.errno, f"{error.message}. {told.hint}".strip(), error.path) from error
+
+
+def _pass_over_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
 
 
 class _Written(io.BytesIO):

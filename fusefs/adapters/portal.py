@@ -55,6 +55,7 @@ class Portal:
         principal: str = "agent",
         limits: Limits | None = None,
     ) -> None:
+        self._process = os.getpid()
         self._closing = trio.Event()
         opened: Future[tuple[trio.lowlevel.TrioToken, Backend]] = Future()
         serve = partial(self._serve, dsn, (tenant, agent, session), _principal(principal), limits, opened)
@@ -65,8 +66,12 @@ class Portal:
     def call(self, work: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run an async function on the portal's thread, mostly a method of `backend`.
 
-        Raises what it raises; Unavailable once the portal is closed; RuntimeError on a thread that runs trio.
+        Raises what it raises; Unavailable once the portal is closed, and in a process that was forked since it was
+        opened; RuntimeError on a thread that runs trio.
         """
+        if os.getpid() != self._process:
+            # The thread stayed behind: nobody would answer.
+            raise Unavailable("the way to the files belongs to the parent process", hint="Open one in each process.")
         try:
             return trio.from_thread.run(partial(work, *args, **kwargs), trio_token=self._token)
         except (trio.RunFinishedError, trio.Cancelled):

@@ -91,6 +91,44 @@ def test_it_is_opened_by_url(agent: Namespace, files: FusefsFileSystem) -> None:
         opened.fs.close()
 
 
+def test_a_closed_one_is_not_handed_out_again(agent: Namespace) -> None:
+    options = {**options_of(agent), "skip_instance_cache": False}
+    first = fsspec.filesystem("fusefs", **options)
+    assert fsspec.filesystem("fusefs", **options) is first
+    first.close()
+    second = fsspec.filesystem("fusefs", **options)
+    assert second.exists("/memories")
+    second.close()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda files: files.exists("/a"),
+        lambda files: files.isfile("/a"),
+        lambda files: files.isdir("/a"),
+        lambda files: files.find("/"),
+        lambda files: files.glob("/**"),
+        lambda files: list(files.walk("/")),
+        lambda files: files.ls("/"),
+    ],
+)
+def test_what_cannot_be_asked_is_not_shown_as_absent(
+    files: FusefsFileSystem, ask: Callable[[FusefsFileSystem], object]
+) -> None:
+    files.pipe("/a", b"a")
+    files.close()
+    with pytest.raises(OSError, match="closed") as caught:
+        ask(files)
+    assert caught.value.errno == errno.EIO
+
+
+def test_what_is_absent(files: FusefsFileSystem) -> None:
+    files.pipe("/a", b"a")
+    assert (files.exists("/none"), files.exists("/a/b"), files.isfile("/none"), files.isdir("/none")) == (False,) * 4
+    assert (files.find("/none"), files.glob("/none/*"), files.glob("/a/*")) == ([], [], [])
+
+
 @pytest.mark.parametrize("data", [b"", b"\0\xff" * 1000, "æ".encode()], ids=["empty", "binary", "text"])
 def test_bytes_are_bytes(files: FusefsFileSystem, data: bytes) -> None:
     files.pipe("/a", data)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -71,6 +74,31 @@ def test_a_call_that_is_running_at_the_end(open_portal: OpenPortal) -> None:
         assert running.wait(BOUND_S)
         portal.close()
         assert isinstance(answer.exception(BOUND_S), Unavailable)
+
+
+def test_in_a_forked_process(portal: Portal, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(Unavailable, match="parent process"):
+            portal.call(portal.backend.ls, "/")
+    portal.call(portal.backend.ls, "/")
+
+
+FORGETFUL = """
+import sys
+from fusefs.adapters.portal import Portal
+from fusefs.services.backend import Unseen
+
+portal = Portal(sys.argv[1], tenant=sys.argv[2], agent=sys.argv[3], session="s1")
+portal.call(portal.backend.write, "/kept", "x", Unseen.ABSENT)
+"""
+
+
+def test_a_program_that_forgets_to_close_ends(agent: Namespace, portal: Portal) -> None:
+    command = [sys.executable, "-W", "error", "-c", FORGETFUL, agent.dsn, agent.tenant, agent.agent]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert portal.call(portal.backend.read_bytes, "/kept").data == b"x"
 
 
 @pytest.mark.parametrize(
