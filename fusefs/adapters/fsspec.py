@@ -4,9 +4,9 @@
     pandas.read_csv("fusefs:///data/prices.csv", storage_options={"dsn": …, …})
 
 Decided here and only here: that a file is held whole while it is open, since one row holds it; that what is written
-goes to Postgres at close, and is checked against the version that was there at open; that refusals are the OSErrors that
-callers of such libraries know, with the errno that a mount would give; and that what cannot be asked is never shown as
-absent.
+goes to Postgres at close, and is checked against the version that was there at open; that refusals are the OSErrors
+that callers of such libraries know, with the errno that a mount would give; and that what cannot be asked is never
+shown as absent.
 
 fsspec keeps a file system for whoever asks again with the same options; its connections end with the program, or at
 `close`.
