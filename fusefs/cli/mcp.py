@@ -17,8 +17,8 @@ import click
 from fusefs.cli import database, options, target
 from fusefs.cli.groups import FsCommand
 from fusefs.rules.config import Limits
-from fusefs.rules.errors import BadConfig
-from fusefs.rules.scope import Principal
+from fusefs.rules.errors import BadConfig, BadScope
+from fusefs.rules.scope import Principal, valid_session
 
 if TYPE_CHECKING:
     import trio
@@ -69,6 +69,8 @@ def mcp(http: str | None, token_file: str | None, http_name: tuple[str, ...], **
     from fusefs.rules.address import Address
     from fusefs.services.backend import Backend
 
+    if values["session"] is not None and not valid_session(values["session"]):
+        raise BadScope(f"{values['session']!r} is no session id")
     address = Address.parse(http) if http is not None else None
     token = _token(token_file) if address is not None else None
     named = target.whole_agent(None, values)

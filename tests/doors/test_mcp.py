@@ -440,7 +440,7 @@ def test_sigterm_ends_it_though_stdin_is_open(module_namespace: harness.Namespac
     ("more", "code", "said"),
     [
         (["--agent", "nobody"], 3, "nobody"),
-        (["--session", "../x"], 10, "session id"),
+        (["--session", "../x"], 10, "'../x' is no session id"),
         (["--http", "0.0.0.0:0"], 2, "there is no token"),
         (["--http", "127.0.0.1:0", "--token-file", "/does/not/exist"], 2, "the token cannot be read"),
         (["--http", "no address"], 2, "not an address"),

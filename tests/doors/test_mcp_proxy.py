@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp_types import TextContent
 
 from fusefs.tools.streams import MAX_LINE_BYTES
 from tests import harness
@@ -27,7 +30,7 @@ class Conversation:
     """A client's side of one run of the proxy."""
 
     def __init__(
-        self, env: dict[str, str], directory: Path, *options: str, command: Sequence[str | Path] = FAKE
+        self, env: dict[str, str], directory: Path | None, *options: str, command: Sequence[str | Path] = FAKE
     ) -> None:
         # A file, not a pipe: what a server leaves running holds it open.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `discard`)
@@ -44,8 +47,9 @@ class Conversation:
         self._next_id = 0
 
     @staticmethod
-    def _options(directory: Path) -> list[str]:
-        return ["--dir", str(directory), "--token-limit", str(LIMIT), "--stop-timeout", "0.5"]
+    def _options(directory: Path | None) -> list[str]:
+        where = [] if directory is None else ["--dir", str(directory)]
+        return [*where, "--token-limit", str(LIMIT), "--stop-timeout", "0.5"]
 
     def send(self, data: bytes) -> None:
         self._stdin.write(data)
@@ -289,3 +293,104 @@ def test_a_server_that_does_not_start(start: Callable[..., Conversation], comman
     assert (ended, out) == (code, b"")
     assert err.decode().startswith(f"fusefs: {command}: ")
     assert err.count(b"\n") == 1
+
+
+# Into the database
+
+
+def through_database(namespace: harness.Namespace, *more: str) -> tuple[str, ...]:
+    return ("--tenant", namespace.tenant, "--agent", namespace.agent, *more)
+
+
+def test_results_go_into_the_database_of_a_named_agent(suite_dir: Path, module_namespace: harness.Namespace) -> None:
+    env = harness.command_environment(suite_dir, module_namespace.dsn)
+    conversation = Conversation(env, None, *through_database(module_namespace, "--session", "s1"))
+    try:
+        preview = conversation.call(text=LONG)["content"][0]["text"]
+        assert conversation.end()[0] == 0
+    finally:
+        conversation.discard()
+    path = next(line.removeprefix("Path: ") for line in preview.splitlines() if line.startswith("Path: "))
+    rows = module_namespace.execute("select content, updated_by from agent_files where path = %s", (path,))
+    assert rows == [(LONG, "system")]
+
+
+def test_without_the_database_results_are_cut(suite_dir: Path, module_namespace: harness.Namespace) -> None:
+    env = harness.command_environment(suite_dir, "postgresql://nobody@127.0.0.1:1/nothing?connect_timeout=2")
+    conversation = Conversation(env, None, *through_database(module_namespace, "--session", "s1"))
+    try:
+        text = conversation.call(text=LONG)["content"][0]["text"]
+        code, _, said = conversation.end()
+    finally:
+        conversation.discard()
+    assert "it could not be stored" in text
+    assert text.endswith(LONG[-20:])
+    assert len(text) < len(LONG)
+    assert code == 0
+    assert b"results are cut until it can be reached" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--session", "s1", "--agent", "nobody"], 3, "nobody"),
+        ([], 10, "no session was named"),
+        (["--session", "../s"], 10, "no session was named"),
+        (["--dir", "/"], 3, "no mounted namespace"),
+    ],
+)
+def test_the_scope_fails_closed(
+    suite_dir: Path, module_namespace: harness.Namespace, options: list[str], code: int, said: str
+) -> None:
+    env = harness.command_environment(suite_dir, module_namespace.dsn)
+    conversation = Conversation(env, None, *through_database(module_namespace, *options))
+    try:
+        # Our stdin stays open: nobody waits for the client.
+        assert conversation.rest() == b""
+        assert conversation.process.wait(timeout=30) == code
+        assert said in conversation.errors().decode()
+    finally:
+        conversation.discard()
+
+
+# With the official package at both ends
+
+OFFICIAL_SERVER = """
+import sys, anyio
+from mcp.server import MCPServer
+
+server = MCPServer("official")
+
+@server.tool()
+def page(times: int) -> str:
+    return "a line of text\\n" * times
+
+@server.tool()
+def rows(count: int) -> list[dict[str, int]]:
+    return [{"id": number} for number in range(count)]
+
+anyio.run(server.run_stdio_async, backend="trio")
+"""
+
+
+async def test_the_official_client_takes_what_is_left(env: dict[str, str], directory: Path) -> None:
+    """It checks structured content against the schema that the official server made of the functions."""
+    options = ["mcp-proxy", "--dir", str(directory), "--token-limit", str(LIMIT), "--"]
+    parameters = StdioServerParameters(
+        command=str(harness.FUSEFS), args=[*options, sys.executable, "-c", OFFICIAL_SERVER], env=env
+    )
+    async with Client(stdio_client(parameters)) as client:
+        assert all(tool.output_schema for tool in (await client.list_tools()).tools)
+        short = await client.call_tool("page", {"times": 2})
+        assert short.structured_content == {"result": "a line of text\n" * 2}
+        page = await client.call_tool("page", {"times": 1000})
+        rows = await client.call_tool("rows", {"count": 1000})
+    (block,) = page.content
+    assert isinstance(block, TextContent)
+    assert stored(directory, block.text) == b"a line of text\n" * 1000
+    assert len(str(page.structured_content)) < 4 * LIMIT
+    assert [row["id"] for row in rows.structured_content["result"]] == [0, 1, 2, 3, 4, 995, 996, 997, 998, 999]
+    first, *others = rows.content
+    assert isinstance(first, TextContent)
+    assert stored(directory, first.text).startswith(b'{\n  "id": 0')
+    assert len(others) == 1
