@@ -84,10 +84,14 @@ class Drop(Protocol):
 
 
 class Kernel(Protocol):
-    """How caches of the kernel are dropped. Neither method waits: see docs/internals/coherence.md on deadlocks."""
+    """How caches of the kernel are dropped. Only `passed` waits: see docs/internals/coherence.md on deadlocks."""
 
     def invalidate_inode(self, kino: int, *, attr_only: bool = False, drop: Drop | None = None) -> None:
         """Drop the attributes, and unless `attr_only` the pages, of an inode, unless `drop` says otherwise by then."""
+
+    async def passed(self, kino: int) -> None:
+        """Return when the calls of `invalidate_inode` for an inode that came before have been made. Not under a lock
+        that a READ or a WRITE needs."""
 
     def invalidate_attr_now(self, kino: int) -> None:
         """Drop the attributes before returning; the one form that is safe on the trio thread."""

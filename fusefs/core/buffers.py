@@ -72,6 +72,12 @@ class Buffer:
         """Holds something that Postgres has not acknowledged."""
         return self.dirty or self.pending or self.committing is not None
 
+    @property
+    def replaces(self) -> bool:
+        """Whether a commit that is due replaces the content: what it builds on was checked then. What is only appended
+        goes to whatever is there."""
+        return self.whole and self.uncommitted
+
     def touch(self, now_ns: int) -> None:
         """Content changed now. A time that is under 10 ms old stays, as it would on a disk whose clock ticks
         at 100 Hz: the kernel drops the pages of a file whose mtime it sees change."""

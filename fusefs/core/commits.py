@@ -20,14 +20,16 @@ from fusefs.core.buffers import Buffer, Taken
 from fusefs.core.filesystem import Filesystem, Handle, Inode
 from fusefs.core.namespace import Namespace
 from fusefs.core.session import Session
-from fusefs.core.tree import UNCOMMITTED, Node
+from fusefs.core.tree import SUPERSEDED, UNCOMMITTED, Node
 from fusefs.db.pool import Attempt
 from fusefs.rules.errors import FsError, NotFound, OverQuota, RescueFailed, StaleVersion, TooLarge
-from fusefs.rules.model import CLAIMED, Attrs, Commit
+from fusefs.rules.model import CLAIMED, Attrs, Commit, NodeRow
 from fusefs.rules.paths import Op
 from fusefs.store import files
 from fusefs.store.rescue import Rescued
 
+_ATTEMPTS = 8
+"""To make a file whose directory others move, or whose name they take and leave, meanwhile."""
 _log = telemetry.get_logger()
 
 
@@ -121,6 +123,10 @@ class Commits:
         policy = Op.CREATE if handle.created else Op.WRITE
         if buffer.expected is None:
             return await self._create(inode, handle, buffer, taken, attempt)
+        if buffer.whole and buffer.expected == SUPERSEDED:
+            raise StaleVersion(
+                "others changed the file and renamed it over another; read it again and retry", path=node.path
+            )
         if not buffer.whole:
             return await files.append(
                 ns.db,
@@ -168,39 +174,51 @@ class Commits:
                 attempt=attempt,
             )
 
-        try:
-            done = await create()
-        except NotFound:
-            # The directory was moved or deleted elsewhere.
-            path, parent = node.path, node.parent
-            if parent is None or not await ns.follow_move(parent, parent.path) or node.gone:
-                raise StaleVersion("its directory was deleted by others", path=path) from None
-            done = await create()
-        except StaleVersion:
-            if not (buffer.appends_only and handle.append):
-                raise
-            # Two sessions began the same log: both appends survive, and this file is the other's.
-            row = await files.stat(ns.db, scope, node.path)
-            if node.gone:
-                buffer.become_append(row.version)
-            else:
-                ns.become(node, row)
-            if data:
-                done = await files.append(
-                    ns.db,
-                    scope,
-                    self._limits,
-                    row.path,
-                    row.id,
-                    data,
-                    attrs=Attrs(mtime_ns=attrs.mtime_ns),
-                    handle=handle.serial,
-                    attempt=attempt,
-                )
-            else:
-                done = Commit(row.id, row.version, row.size, row.mtime_ns, row.ctime_ns)
+        for _ in range(_ATTEMPTS):
+            try:
+                done = await create()
+                break
+            except NotFound:
+                # The directory was moved or deleted elsewhere.
+                path, parent = node.path, node.parent
+                if parent is None or not await ns.follow_move(parent, parent.path) or node.gone:
+                    raise StaleVersion("its directory was deleted by others", path=path) from None
+            except StaleVersion:
+                if not (buffer.appends_only and handle.append):
+                    raise
+                try:
+                    row = await files.stat(ns.db, scope, node.path)
+                except NotFound:
+                    continue  # and took it away again
+                done = await self._append_to(row, inode, handle, buffer, taken, attempt)
+                break
+        else:
+            raise StaleVersion("made and taken away by others again and again", path=node.path)
         self.session.occupied(node.path)
         return done
+
+    async def _append_to(
+        self, row: NodeRow, inode: Inode, handle: Handle, buffer: Buffer, taken: Taken, attempt: Attempt
+    ) -> Commit:
+        """Two sessions began the same log: both appends survive, and this file is the other's."""
+        node, data = inode.node, taken.data
+        if node.gone:
+            buffer.become_append(row.version)
+        else:
+            self.ns.become(node, row)
+        if not data:
+            return Commit(row.id, row.version, row.size, row.mtime_ns, row.ctime_ns)
+        return await files.append(
+            self.ns.db,
+            self.session.scope,
+            self._limits,
+            row.path,
+            row.id,
+            data,
+            attrs=Attrs(mtime_ns=taken.attrs.mtime_ns),
+            handle=handle.serial,
+            attempt=attempt,
+        )
 
     def _committed(self, inode: Inode, buffer: Buffer, taken: Taken, done: Commit) -> None:
         """Take a commit into the mirror, unless an announcement was faster."""
@@ -220,6 +238,13 @@ class Commits:
             grown = len(data)
             continuous = done.version == before + 1 and done.size == size_before + len(data)
         ns.usage.add(1 if created else 0, grown)
+        if done.id != node.id and not node.gone:
+            # Others renamed the file over another while we asked. Their announcement was faster and brought what is
+            # there now; our version was one of the lineage that went.
+            if buffer.expected is not None:
+                buffer.expected = SUPERSEDED
+            ns.kernel_unsure(inode)
+            return
         if not continuous or inode.told != before:
             ns.kernel_unsure(inode)
         else:
@@ -258,6 +283,7 @@ class Commits:
             node.session = session.scope.session
         if created:
             if node.parent is not None:
+                ns.tree.touch(node)
                 ns.directory_changed(node.parent)
                 ns.name_appeared(node.parent, node.name, by=self._view)
         else:

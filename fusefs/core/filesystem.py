@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import os
 import secrets
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -61,8 +62,10 @@ class Inode:
         node: the node; the owner knows its type.
         lock: held over the commit of the buffer and over the loading of its content.
         kernel_version: the version whose pages the kernel holds, None when unknown.
-        doubtful: the kernel is still to be told that its attributes and pages are void.
-        told: the version whose size the kernel has, None when unknown.
+        told: the version whose size the kernel was given last, None: none, it asks before it reads.
+        voids: how often its attributes or pages were made void.
+        renewed: up to which of these an open took the place of the call that tells the kernel.
+        calm: up to which of these the kernel is past: no such call is under way, and none comes.
         void_below: sizes and pages of older versions than this one were dropped by the kernel.
         pinned: content of an orphan, kept while handles are open.
         absent: names of a directory that the kernel may remember as missing.
@@ -73,7 +76,7 @@ class Inode:
     __slots__ = (
         "absent",
         "buffer",
-        "doubtful",
+        "calm",
         "generation",
         "handles",
         "kernel_version",
@@ -83,8 +86,10 @@ class Inode:
         "node",
         "owner",
         "pinned",
+        "renewed",
         "told",
         "void_below",
+        "voids",
     )
 
     def __init__(self, owner: Filesystem, node: Node, kino: int) -> None:
@@ -95,7 +100,7 @@ class Inode:
         self.kernel_version: int | None = None
         self.told: int | None = None
         self.void_below = 0
-        self.doubtful = False
+        self.voids = self.renewed = self.calm = 0
         self.buffer: Buffer | None = None
         self.handles: set[Handle] = set()
         self.pinned: bytes | None = None
@@ -119,12 +124,6 @@ class Inode:
             return True
         return False
 
-    def drop_begins(self) -> int | None:
-        return self.node.version if self.doubtful else None
-
-    def drop_ended(self, version: int) -> None:
-        self.void_below = version
-
     @property
     def told_version(self) -> int:
         """The version that a handle of a file without a name reads: whose size the kernel has."""
@@ -133,6 +132,25 @@ class Inode:
     @property
     def writers(self) -> Iterable[Handle]:
         return (handle for handle in self.handles if handle.writable)
+
+
+class Void:
+    """One call that has the kernel drop what it knows of an inode. Implements `attributes.Drop`."""
+
+    __slots__ = ("_inode", "_number", "_pages")
+
+    def __init__(self, inode: Inode, *, pages: bool) -> None:
+        self._inode = inode
+        self._number = inode.voids
+        self._pages = pages
+
+    def drop_begins(self) -> int | None:
+        inode = self._inode
+        return inode.node.version if inode.renewed < self._number else None
+
+    def drop_ended(self, version: int) -> None:
+        if self._pages:
+            self._inode.void_below = version
 
 
 class Handle:
@@ -145,8 +163,11 @@ class Handle:
         kept: what was written when it was refused is a conflict.
         serial: identifies the handle in `write_handle`.
         created: this handle made the file.
-        shown: the version that was read first. Later ones do not count as seen: a process that reads in two steps
-            would have the beginning of one and the end of another.
+        calm: the inode's count of voids at the open; None: the kernel may have been about to drop what it knows, or the
+            handle does not read. While the count is the same, what is served is what the process gets, whole: the
+            kernel throws attributes away that it asked for before such a call and got after it (measured), and cuts
+            the read for which it asked at the old size, or fills it with NULs. A process that reads in two steps
+            would have the beginning of one version and the end of another, too.
         untold: its bytes were given up with another handle's, and no call of its own has said so.
         flushes: how often it was flushed with nothing written; each descriptor that bash shuffles counts.
         wrote: this handle has put bytes into the buffer.
@@ -154,6 +175,7 @@ class Handle:
 
     __slots__ = (
         "append",
+        "calm",
         "created",
         "failed",
         "fh",
@@ -163,7 +185,6 @@ class Handle:
         "names",
         "readable",
         "serial",
-        "shown",
         "size_at_open",
         "untold",
         "version",
@@ -182,7 +203,7 @@ class Handle:
         self.size_at_open = inode.node.size
         self.failed: FsError | None = None
         self.kept = False
-        self.shown: int | None = None
+        self.calm: int | None = None
         self.untold = False
         self.flushes = 0
         self.serial = secrets.randbits(62)
@@ -190,11 +211,10 @@ class Handle:
         self.wrote = False
         self.names: list[str] | None = None
 
-    def shows(self, version: int) -> bool:
-        """Whether a read of this version shows it to the session."""
-        if self.shown is None:
-            self.shown = version
-        return self.readable and self.shown == version
+    @property
+    def shows(self) -> bool:
+        """Whether the process gets what a read is answered with."""
+        return self.calm == self.inode.voids
 
     def check(self) -> None:
         """Raise what this handle failed with before."""
@@ -236,6 +256,7 @@ class InodeTable:
             inode.node = node
             inode.kernel_version = inode.told = None
             inode.void_below = 0
+            inode.voids += 1
             node.inodes.append(inode)
         return inode
 
@@ -264,6 +285,7 @@ class InodeTable:
             del self.inodes[inode.kino]
             del inode.owner.inodes[inode.kino]
             inode.node.inodes.remove(inode)
+            inode.renewed = sys.maxsize  # the kernel has nothing of it any more
             inode.owner.forgotten(inode)
 
 

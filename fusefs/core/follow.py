@@ -18,7 +18,7 @@ from fusefs.core.namespace import Namespace
 from fusefs.core.tree import Node
 from fusefs.rules import paths
 from fusefs.rules.config import Limits
-from fusefs.rules.model import Kind, NodeRow
+from fusefs.rules.model import Kind, NodeRow, Renamed
 
 _WIDEST = Limits(max_path_depth=512, max_path_bytes=8192)
 _INOS = range(1024, 1 << 39)
@@ -65,25 +65,25 @@ class Follower:
             self.distrust_all()
             return
         op = fields[1]
-        row, old_path, old_size = _parse(fields)
+        row, old_path, old = _parse(fields)
         if op == "put":
-            self._put(row, old_size)
+            self._put(row, old)
         elif op == "delete":
             self._delete(row)
-        elif op in ("rename", "exchange") and old_path is not None:
-            self._rename(row, old_path, exchange=op == "exchange")
+        elif op in ("rename", "exchange") and old_path is not None and old is not None:
+            self._rename(Renamed(row, old), old_path, exchange=op == "exchange")
         else:
             raise ValueError("not an announcement")
 
     def _take_own_move(self, payload: str) -> None:
         """A move of a directory by this daemon, in its turn. Whoever forges one can, at worst, make it early."""
         try:
-            row, old_path, _ = _parse(json.loads(payload))
+            row, old_path, moved = _parse(json.loads(payload))
         except (ValueError, TypeError, RecursionError):
             return
-        take = self.ns.moving.pop(old_path, None) if old_path is not None else None
-        if take is not None:
-            take(row)
+        take = self.ns.moving.pop(old_path, None) if old_path is not None and moved is not None else None
+        if take is not None and moved is not None:
+            take(Renamed(row, moved))
 
     def lost(self) -> None:
         """Announcements may have been missed: nothing cached counts until `live`."""
@@ -107,7 +107,7 @@ class Follower:
         for inode in ns.known_inodes():
             inode.kernel_version = inode.told = None
             inode.absent = None
-            ns.kernel.invalidate_inode(inode.kino, attr_only=not inode.handles)
+            ns.void(inode, attr_only=not inode.handles)
             parent = inode.node.parent
             if inode.handles and parent is not None and inode.node.kind is not Kind.DIR:
                 directory = ns.table.known(inode.owner, parent.ino)
@@ -169,8 +169,8 @@ class Follower:
             ns.directory_changed(parent, store=False)
             ns.attrs_changed(parent)
 
-    def _rename(self, row: NodeRow, old_path: str, *, exchange: bool) -> None:
-        ns = self.ns
+    def _rename(self, done: Renamed, old_path: str, *, exchange: bool) -> None:
+        ns, row = self.ns, done.row
         old_parent_path, old_name = paths.split(old_path)
         parent_path, name = paths.split(row.path)
         source = ns.tree.find(old_path)
@@ -195,7 +195,7 @@ class Follower:
                 ns.tree.distrust(old_parent)
             ns.tree.send_away(source, row.path)
         else:
-            ns.apply_rename(source, parent_for_source, name, target, row, exchange=exchange)
+            ns.apply_rename(source, parent_for_source, name, target, done, exchange=exchange)
             if target is None or exchange:
                 ns.attrs_changed(source)
             else:
@@ -222,7 +222,8 @@ class Follower:
 
 
 def _parse(fields: list[Any]) -> tuple[NodeRow, str | None, int | None]:
-    """The order of `fusefs_announce_v1`. Raises ValueError or TypeError for anything else."""
+    """The order of `fusefs_announce_v1`; the last is the size before of a put, and the version at which the source of a
+    rename was. Raises ValueError or TypeError for anything else."""
     _, _, path, old_path, node_id, kind, ino, version, size, mode, uid, gid, mtime_ns, ctime_ns, session, old = fields
     numbers = (
         (ino, _INOS), (version, _COUNTS), (size, _COUNTS), (mode, _MODES), (mtime_ns, _TIMES), (ctime_ns, _TIMES),

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 
+import trio
+
 from fusefs import telemetry
 from fusefs.core.attributes import now_ns
 from fusefs.core.buffers import Buffer
@@ -17,15 +19,18 @@ from fusefs.core.commits import Commits
 from fusefs.core.filesystem import Filesystem, Handle, Inode, InodeTable, Opened
 from fusefs.core.namespace import Namespace
 from fusefs.core.session import Session
-from fusefs.core.tree import UNCOMMITTED
+from fusefs.core.tree import SUPERSEDED, UNCOMMITTED, Node
 from fusefs.rules import paths
 from fusefs.rules.config import Consistency
 from fusefs.rules.errors import FsError, IsADirectory, NotFound, StaleVersion
 from fusefs.rules.model import Kind
 from fusefs.rules.paths import Op
-from fusefs.store import files
+from fusefs.store import files, versions
 
 _PAGE = 4096
+_CALM_S = 1.0
+_CALM_TRIES = 3
+"""How long, and how often, an open waits until the kernel has dropped what others changed: 50 us as a rule."""
 _log = telemetry.get_logger()
 
 
@@ -64,22 +69,58 @@ class FileIo:
         # Also before an append, which is checked against nothing: it must not begin on a file that others removed.
         if (writing or self._strict) and not own and not node.gone:
             await self.ns.barrier()
+        if flags & os.O_ACCMODE != os.O_WRONLY and not own:
+            await self._calm_down(inode)
         if node.gone and not inode.handles:
             raise StaleVersion("deleted or replaced", path=node.path)
         if flags & os.O_TRUNC:
+            await self.remember(node)
             async with inode.lock:
                 await self.commits.settle(inode)
                 self._truncate_at_open(inode)
         handle = Handle(inode, flags)
-        if inode.buffer is not None and inode.buffer.uncommitted and inode.buffer.expected is not None:
+        if inode.buffer is not None and inode.buffer.replaces and inode.buffer.expected is not None:
             handle.version = inode.buffer.expected
-        if handle.readable and node.committed:
-            self.session.saw(node, node.version)
         keep = self._keep_cache(inode)
-        if keep:
-            handle.shown = node.version
+        if handle.readable and inode.calm == inode.voids:
+            handle.calm = inode.voids
+            own = inode.buffer is not None and inode.buffer.uncommitted
+            if node.committed and not own and (keep or node.size == 0):
+                self.session.saw(node, node.version)  # the kernel has it, and need not ask
         self.table.open(handle)
         return Opened(handle, keep_cache=keep)
+
+    async def _calm_down(self, inode: Inode) -> None:
+        """Let the kernel be past what it was told of an inode, so that what a process asks for after its open counts.
+        Not where that takes long, or others change the file again and again: then what it reads does not count."""
+        for _ in range(_CALM_TRIES):
+            self._renew(inode)
+            voids = inode.voids
+            if inode.calm == voids:
+                return
+            with trio.move_on_after(_CALM_S) as waiting:
+                await self.ns.kernel.passed(inode.kino)
+            if waiting.cancelled_caught:
+                return
+            inode.calm = max(inode.calm, voids)
+
+    def _renew(self, inode: Inode) -> None:
+        """Make what the kernel knows of an inode void at once; the open that does so drops the pages. The calls that
+        are to do it a moment later are needless then, and would come between the process's question and its answer."""
+        if inode.renewed != inode.voids:
+            inode.kernel_version = None
+        elif inode.told in (None, inode.node.version):
+            return
+        self.ns.void_now(inode)
+        inode.renewed = inode.voids
+
+    async def remember(self, node: Node) -> None:
+        """Find out whether a session that goes on after a restart had seen all of its own newest version, before it is
+        asked whether it may replace it: an append does not show what was there."""
+        session, version = self.session, node.version
+        if session.must_remember(node):
+            unseen = await versions.has_unseen(self.ns.db, session.scope, node.id, version, session.resumed_ns)
+            session.remembered(node, version, seen=not unseen)
 
     def _keep_cache(self, inode: Inode) -> bool:
         """Whether the kernel's pages are of the version that is served now. keep_cache=False drops the
@@ -87,13 +128,10 @@ class FileIo:
         version = inode.node.version
         if inode.buffer is not None and inode.buffer.uncommitted:
             return True
-        if inode.told != version:
-            inode.told = None
-            self.ns.kernel.invalidate_attr_now(inode.kino)
+        self._renew(inode)
         if inode.kernel_version == version:
             return True
         inode.kernel_version = version
-        inode.doubtful = False
         return False
 
     def _truncate_at_open(self, inode: Inode) -> None:
@@ -101,8 +139,9 @@ class FileIo:
         of another kind when it is done."""
         node = inode.node
         buffer = inode.buffer
-        if buffer is None or not buffer.uncommitted:
+        if buffer is None or not buffer.replaces:
             self.session.check_replace(node)
+        if buffer is None or not buffer.uncommitted:
             buffer = inode.buffer = Buffer(None if not node.committed else node.version, bytearray(), whole=True)
             inode.told = node.version  # the kernel cuts the file itself
         else:
@@ -152,21 +191,23 @@ class FileIo:
         if not node.committed:
             return inode.pinned or b""
         if not node.gone:
-            told = inode.told
             try:
                 version, content = await self.ns.content(node)
             except NotFound:
                 if not node.gone:
                     raise
             else:
-                whole = inode.told == told
                 if handle is not None and inode.told not in (None, version):
-                    version, content, whole = await self._as_told(inode, version, content)
-                if whole and (handle is None or handle.shows(version)):
+                    version, content = await self._as_told(inode, version, content)
+                if handle is None or handle.shows:
                     self.session.saw(node, version)
+                else:
+                    self.session.glimpsed(node)
                 if inode.kernel_version != version and inode.kernel_version is not None:
                     inode.kernel_version = version
                 return content
+        if node.removed_by is not self._view:
+            self.session.glimpsed(node)  # its lineage may go on, and the name be another's
         if inode.pinned is None:
             kept = await self.ns.content_at(node, inode.told_version)
             if kept is None:
@@ -174,22 +215,19 @@ class FileIo:
             inode.pinned = kept
         return inode.pinned
 
-    async def _as_told(self, inode: Inode, version: int, content: bytes) -> tuple[int, bytes, bool]:
+    async def _as_told(self, inode: Inode, version: int, content: bytes) -> tuple[int, bytes]:
         """What a READ gets when others changed the file after the kernel was told its size: the version of that
-        size. The kernel would cut a longer one and fill a shorter one with NULs, and the session would count as
-        having seen what its process did not get. Also says whether it is what the process gets.
+        size. The kernel would cut a longer one and fill a shorter one with NULs.
 
         Where the kernel has dropped that size already, it asks for another before it reads for read(2); so this is a
         page of a mapping, for which it does not ask, and which shows what there is now.
         """
         node, told = inode.node, inode.told
-        if told is not None and told < inode.void_below:
-            return version, content, False
-        older = None if told is None else await self.ns.content_at(node, told)
-        self.ns.drop_pages(inode)
-        if told is None or older is None:
-            return version, content, False
-        return told, older, True
+        if told is None or told < inode.void_below:
+            return version, content
+        older = await self.ns.content_at(node, told)
+        self.ns.void(inode)
+        return (version, content) if older is None else (told, older)
 
     async def pin(self, inode: Inode) -> None:
         """Keep the content of a file that is about to lose its name while it is open here."""
@@ -293,7 +331,10 @@ class FileIo:
         async with inode.lock:
             await self.commits.settle(inode)
         buffer = inode.buffer
-        if handle is None and not (buffer is not None and buffer.uncommitted):
+        own = buffer is not None and buffer.replaces
+        if not own:
+            await self.remember(node)
+        if handle is None and not own:
             await self.ns.barrier()
             if node.gone:
                 raise StaleVersion("deleted or replaced", path=node.path)
@@ -304,7 +345,7 @@ class FileIo:
             if handle is not None and not node.gone:
                 if node.version != handle.version:
                     raise StaleVersion(path=node.path, expected=_shown(handle.version), actual=node.version)
-                if not (buffer is not None and buffer.uncommitted):
+                if not own:
                     # sort -o and others open without O_TRUNC and truncate then.
                     self.session.check_replace(node)
             if size == 0 and (buffer is None or not buffer.uncommitted):
@@ -383,7 +424,7 @@ class FileIo:
 
 
 def _shown(version: int) -> int | None:
-    return None if version == UNCOMMITTED else version
+    return None if version in (UNCOMMITTED, SUPERSEDED) else version
 
 
 def _with_write(buffer: Buffer | None, offset: int, data: bytes) -> bytes:

@@ -33,7 +33,7 @@ from fusefs.rules.errors import (
     NotFound,
     StaleVersion,
 )
-from fusefs.rules.model import Attrs, Kind, NodeRow
+from fusefs.rules.model import Attrs, Kind, NodeRow, Renamed
 from fusefs.rules.paths import Op
 from fusefs.store import files
 
@@ -167,7 +167,7 @@ class Names:
             await self._winner(directory, name, path)
             raise _look_again(path) from None
         await self.ns.barrier()
-        node = self.ns.tree.merge(row, directory, name)
+        node = self.ns.take_row(row, directory, name)
         if node is None:
             raise StaleVersion("deleted by others at once", path=path)
         if node.kind is Kind.DIR and self.ns.live:
@@ -182,7 +182,7 @@ class Names:
         """Who made a name first. No barrier finds that out for sure: a row is visible before its announcement is
         sent."""
         row = await files.stat(self.ns.db, self.scope, path)
-        winner = self.ns.tree.merge(row, directory, name)
+        winner = self.ns.take_row(row, directory, name)
         # Its removal may have been announced while it was asked for, before the mirror knew it.
         self.ns.tree.distrust(directory)
         return winner
@@ -336,7 +336,7 @@ class Names:
                 if target is not None and mode == "exchange":
                     await self._commit_uncommitted(target)
                 try:
-                    await self._rename(parent.node, source, new_parent.node, new_name, target, mode)
+                    await self._rename(parent.node, name, source, new_parent.node, new_name, target, mode)
                     return
                 except Exists:
                     if mode != "":
@@ -356,10 +356,16 @@ class Names:
                 await inode.owner.commit(inode)
 
     async def _rename(
-        self, directory: Node, source: Node, new_directory: Node, new_name: str, target: Node | None, mode: str
+        self,
+        directory: Node,
+        name: str,
+        source: Node,
+        new_directory: Node,
+        new_name: str,
+        target: Node | None,
+        mode: str,
     ) -> None:
         expected: int | None = None
-        name = source.name
         if target is not None and mode == "":
             for inode in self.ns.inodes_of(target):
                 await inode.owner.settle(inode)
@@ -372,10 +378,14 @@ class Names:
                 self.ns.tree.detach(target)
                 target = None
             elif target.kind is not Kind.DIR and source.kind is not Kind.DIR:
+                await self.io.remember(source)
+                await self.io.remember(target)
                 self.session.check_replace(target)
                 expected = self.session.expects(target)
         tries = 0
         while True:
+            if source.parent is not directory or source.name != name:
+                raise NotFound(path=source.path)  # others moved it just now, and nobody named it where it is
             old_path = source.path
             try:
                 await self._move(directory, source, new_directory, new_name, target, expected, mode)
@@ -408,15 +418,16 @@ class Names:
         still to be found there, and below the new path only afterwards.
         """
         ns, path = self.ns, source.path
+        shown = source.version if self.session.may_replace(source) else None
 
-        def take(row: NodeRow) -> None:
-            self._renamed(directory, source, new_directory, new_name, target, row, mode)
+        def take(done: Renamed) -> None:
+            self._renamed(directory, source, new_directory, new_name, target, done, mode, shown)
 
         in_turn = Kind.DIR in (source.kind, None if target is None else target.kind)
         if in_turn:
             ns.moving[path] = take
         try:
-            row = await files.rename(
+            done = await files.rename(
                 ns.db,
                 self.scope,
                 self._limits,
@@ -430,8 +441,13 @@ class Names:
         except BaseException:
             ns.moving.pop(path, None)
             raise
-        if not in_turn or ns.moving.pop(path, None) is not None:
-            take(row)
+        if in_turn and ns.moving.pop(path, None) is None:
+            return  # taken in its turn
+        if done is not None:
+            take(done)
+            return
+        for each in (directory, new_directory):
+            ns.tree.distrust(each)
 
     def _renamed(
         self,
@@ -440,18 +456,22 @@ class Names:
         new_directory: Node,
         new_name: str,
         target: Node | None,
-        row: NodeRow,
+        done: Renamed,
         mode: str,
+        shown: int | None,
     ) -> None:
-        ns, old_name = self.ns, source.name
+        """Take a move into the mirror. `shown` is the version of the source that the session could have replaced."""
+        ns, old_name, row = self.ns, source.name, done.row
         replaced = target is not None and mode == ""
         self.session.left(source.path)
         if replaced and target is not None:
             target.removed_by = self._view
-        ns.apply_rename(source, new_directory, new_name, target, row, exchange=mode == "exchange")
+        ns.apply_rename(source, new_directory, new_name, target, done, exchange=mode == "exchange")
         if replaced and target is not None:
             ns.usage.add(-1, -target.size)
-            self.session.saw(row, row.version)  # whatever the mirror has learnt since: it is this session's own write
+            # Whatever the mirror has learnt since, it is this session's own write; but it has seen what it moved there
+            # only if it had seen the source as it was then.
+            self.session.saw(row, row.version - (done.moved != shown))
         ns.directory_changed(directory)
         ns.directory_changed(new_directory)
         ns.name_gone(directory, old_name, source, by=self._view)
@@ -500,7 +520,7 @@ class Names:
         except FsError:
             self.ns.tree.distrust(directory)  # asked for at the next look-up
             return
-        self.ns.tree.merge(row, directory, paths.split(path)[1])
+        self.ns.take_row(row, directory, paths.split(path)[1])
 
 
 def _look_again(path: str) -> StaleVersion:

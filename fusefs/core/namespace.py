@@ -16,13 +16,14 @@ import trio
 from fusefs import telemetry
 from fusefs.core.attributes import Kernel, now_ns
 from fusefs.core.contents import Contents, Reader
-from fusefs.core.filesystem import Filesystem, Inode, InodeTable
+from fusefs.core.filesystem import Filesystem, Inode, InodeTable, Void
 from fusefs.core.rescue import RescueDirectory
-from fusefs.core.tree import Node, Tree
+from fusefs.core.tree import SUPERSEDED, Node, Tree
 from fusefs.db.connection import Backend
 from fusefs.db.pool import Database
+from fusefs.rules import paths
 from fusefs.rules.errors import FsError, NotFound, StaleVersion, Unavailable
-from fusefs.rules.model import Attrs, Kind, NodeRow
+from fusefs.rules.model import Attrs, Kind, NodeRow, Renamed
 from fusefs.rules.scope import Principal, Scope
 from fusefs.store import files, namespaces, versions
 
@@ -96,7 +97,7 @@ class Namespace:
         self._loading: dict[Node, trio.Event] = {}
         self._touched: dict[str, int] = {}
         # Own moves of directories that wait for their announcement, by the old path: what takes them into the mirror.
-        self.moving: dict[str, Callable[[NodeRow], None]] = {}
+        self.moving: dict[str, Callable[[Renamed], None]] = {}
         self._doubts: list[Doubt] = []
         self._settling = trio.Lock()
         root = self.tree.root
@@ -152,16 +153,17 @@ class Namespace:
             if directory.parent is not None and not directory.parent.loaded and attempts == 0 and self.live:
                 # What is above may have moved while nobody listened.
                 await self.load(directory.parent)
-            attempts += 1
+            attempts += not directory.doubted
             if attempts > _ATTEMPTS:
                 raise StaleVersion("the directory is being moved about", path=directory.path)
             event = self._loading[directory] = trio.Event()
-            directory.touched = set()
+            directory.touched, directory.doubted = set(), False
             path, era = directory.path, self.era
             try:
                 listing = await files.load_directory(self.db, self.scope, path)
                 own = listing.directory
-                if directory.path == path and era == self.era and (own is None or own.id == directory.id):
+                same = directory.path == path and era == self.era and (own is None or own.id == directory.id)
+                if same and not directory.doubted:
                     self._fill(directory, listing)
                     return
                 await self.barrier()
@@ -218,6 +220,15 @@ class Namespace:
         if not self.live:
             self.tree.distrust(directory)
         self.tree.shrink(self._max_nodes, keep=directory)
+
+    def take_row(self, row: NodeRow, parent: Node, name: str) -> Node | None:
+        """Bring a row into a directory (`Tree.merge`). What it says of a known file may be news to the kernel."""
+        known = self.tree.by_id.get(row.id)
+        before = None if known is None else known.version
+        node = self.tree.merge(row, parent, name)
+        if node is not None and node is known and node.version != before:
+            self.content_changed(node)
+        return node
 
     def take_name(self, node: Node, row: NodeRow, parent: Node) -> None:
         """Others' row is at the name of this daemon's uncommitted file.
@@ -303,7 +314,7 @@ class Namespace:
                 # Announced to nobody (a row changed before LISTEN was back): take it as it is.
                 row = await files.stat(self.db, self.scope, node.path)
                 if row.id == node.id and node.parent is not None:
-                    self.tree.merge(row, node.parent, node.name)
+                    self.take_row(row, node.parent, node.name)
         if not node.gone and node.parent is not None:
             self.tree.distrust(node.parent)  # all announcements were heard, and Postgres does not have it
         raise NotFound(path=node.path)
@@ -354,16 +365,21 @@ class Namespace:
     # -- Renames -----------------------------------------------------------------------------------
 
     def apply_rename(
-        self, source: Node, directory: Node, name: str, target: Node | None, row: NodeRow, *, exchange: bool
+        self, source: Node, directory: Node, name: str, target: Node | None, done: Renamed, *, exchange: bool
     ) -> None:
-        """Take a rename into the mirror. `row` is what is at the new name now.
+        """Take a rename into the mirror.
 
         The source's incarnation keeps its inode; what it replaced becomes an orphan, whose handles read
-        the version that they opened.
+        the version that they opened. The source may have moved with a content that the mirror does not know yet:
+        answers and announcements come by several connections, each in its own order.
         """
+        row = done.row
         if source.gone:
-            # Another session of this daemon asked for it between the move and its answer, and took it for deleted.
-            self.tree.distrust(directory)
+            # Between the move and its answer another session of this daemon asked for it, and took it for deleted; or
+            # replaced it by a rename, so that something else moved. What there is now must be asked for.
+            for each in (directory, self.tree.find(paths.split(source.path)[0])):
+                if each is not None:
+                    self.tree.distrust(each)
             return
         if exchange:
             if target is not None and source.parent is not None:
@@ -375,7 +391,6 @@ class Namespace:
             source.moved(row)
             return
         taken_over = row.id != source.id
-        before = source.version
         known = self.tree.by_id.get(row.id)
         newer = known is not None and known is not source and known.version > row.version
         if newer or self.tree.is_buried(row.id, row.version):
@@ -387,51 +402,68 @@ class Namespace:
         if not taken_over:
             source.moved(row)
             return
-        content = self.contents.get(source.id, before)
-        self.tree.bury(source.id, before + 1)
+        content = self.contents.get(source.id, done.moved)
+        self.tree.bury(source.id, done.moved + 1)
         self.tree.rekey(source, row.id)
         source.update(row)
         if content is not None:
             self.contents.put(row.id, row.version, content)
         for inode in self.inodes_of(source):
-            if inode.kernel_version == before:
-                inode.kernel_version = row.version
-            if inode.told == before:
-                inode.told = row.version
-            else:
-                inode.told = None
-                self.kernel.invalidate_attr_now(inode.kino)
-            if inode.buffer is not None and not inode.buffer.uncommitted:
-                inode.buffer = None
-            for handle in inode.handles:
-                if handle.version == before:
-                    handle.version = row.version
+            self._take_over(inode, done)
+
+    def _take_over(self, inode: Inode, done: Renamed) -> None:
+        """An inode's file goes on in another lineage. What was built on the version that moved is built on the new one;
+        anything else is on none of that lineage, whose numbers it may happen to meet."""
+
+        def now(version: int) -> int:
+            return done.row.version if version == done.moved else SUPERSEDED
+
+        if inode.told in (None, done.moved) and inode.kernel_version in (None, done.moved):
+            inode.told = None if inode.told is None else done.row.version
+            inode.kernel_version = None if inode.kernel_version is None else done.row.version
+        else:
+            self.kernel_unsure(inode)
+        for handle in inode.handles:
+            handle.version = now(handle.version)
+        buffer = inode.buffer
+        if buffer is None:
+            return
+        if not buffer.uncommitted:
+            inode.buffer = None
+        elif buffer.expected is not None:
+            buffer.expected = now(buffer.expected)
 
     # -- What a change makes void ------------------------------------------------------------------
 
     def kernel_unsure(self, inode: Inode) -> None:
         """The kernel has a size and pages that nobody else has: it must ask for both."""
-        inode.kernel_version = inode.told = None
-        self.kernel.invalidate_attr_now(inode.kino)
-        self.drop_pages(inode)
+        inode.kernel_version = None
+        self.void_now(inode)
+        self.void(inode)
 
-    def drop_pages(self, inode: Inode) -> None:
-        """Tell the kernel to drop an inode's attributes and pages, unless an open does so before the call is made:
-        attributes that the kernel asked for before the call, and got after it, do not count for it (measured), and
-        the read for which it asked would be cut at the old size."""
-        inode.doubtful = True
-        self.kernel.invalidate_inode(inode.kino, drop=inode)
+    def void(self, inode: Inode, *, attr_only: bool = False) -> None:
+        """Have the kernel drop an inode's attributes, and its pages unless `attr_only`, a moment later; not at all
+        where an open makes that needless before."""
+        inode.voids += 1
+        self.kernel.invalidate_inode(inode.kino, attr_only=attr_only, drop=Void(inode, pages=not attr_only))
+
+    def void_now(self, inode: Inode) -> None:
+        """Have the kernel drop an inode's attributes before returning."""
+        inode.voids += 1
+        inode.calm += inode.calm == inode.voids - 1
+        inode.told = None
+        self.kernel.invalidate_attr_now(inode.kino)
 
     def content_changed(self, node: Node, by: object = None) -> None:
         """Drop attributes and pages in every session but the one that wrote them."""
         for inode in self.inodes_of(node):
             if inode.owner is not by:
-                self.drop_pages(inode)
+                self.void(inode)
 
     def attrs_changed(self, node: Node, by: object = None) -> None:
         for inode in self.inodes_of(node):
             if inode.owner is not by:
-                self.kernel.invalidate_inode(inode.kino, attr_only=True)
+                self.void(inode, attr_only=True)
 
     def name_appeared(self, parent: Node, name: str, by: object = None) -> None:
         """Drop the remembered absence of a name. Only where it was answered: dropping a dentry that is

@@ -31,6 +31,8 @@ from fusefs.rules.scope import Scope
 from fusefs.rules.seen import SeenVersions
 
 _UNREAD_LINEAGES = 100_000
+_GLIMPSED = -1
+"""Older than any version."""
 _REFUSALS = 200
 _VACATED_S = 10.0
 _SAME_REFUSAL_S = 1.0
@@ -76,7 +78,7 @@ class Session:
     def __init__(self, scope: Scope, settings: Settings, resumed_ns: int | None) -> None:
         self.scope = scope
         self.settings = settings
-        self._resumed_ns = resumed_ns
+        self.resumed_ns = resumed_ns
         self._seen = SeenVersions()
         # Lineages that a resumed session appended to and did not read: at which version it left them.
         self._unread: OrderedDict[str, int] = OrderedDict()
@@ -90,6 +92,11 @@ class Session:
         """The session opened this version for reading, was served it, or wrote it."""
         self._seen.note(node.path, node.id, version)
 
+    def glimpsed(self, node: Node) -> None:
+        """The session read of a file, but nobody can tell which version, or whether all of it."""
+        if self._seen.version(node.id) is None:
+            self.saw(node, _GLIMPSED)
+
     def went_back(self, node: Node) -> None:
         """What the session saw of newer versions counts no more: their numbers are given again."""
         self._seen.lower(node.id, node.version)
@@ -99,19 +106,32 @@ class Session:
         daemon, what others changed since the session began must be read before it is replaced."""
         self._seen.clear()
         self._vacated.clear()
-        if self._resumed_ns is None:
-            self._resumed_ns = began_ns
+        if self.resumed_ns is None:
+            self.resumed_ns = began_ns
 
     def appended(self, node: Node, version: int) -> None:
         """The session wrote this version by an append, which does not show it what it was appended to."""
         known = self._seen.version(node.id)
-        if known is None and self._resumed_ns is not None:
+        if known is None and self.resumed_ns is not None:
             self._unread[node.id] = version
             self._unread.move_to_end(node.id)
             if len(self._unread) > _UNREAD_LINEAGES:
                 self._unread.popitem(last=False)
         elif known is None or known == version - 1:
             self.saw(node, version)
+
+    def must_remember(self, node: Node) -> bool:
+        """Whether the newest version is the session's own, from before this daemon knew it: it may be an append to what
+        the session had not seen."""
+        own = node.session == self.scope.session and self._unread.get(node.id) != node.version
+        return self.resumed_ns is not None and own and node.committed and self._seen.version(node.id) is None
+
+    def remembered(self, node: Node, version: int, *, seen: bool) -> None:
+        """What the history says of a version that `must_remember` asks for."""
+        if seen:
+            self.saw(node, version)
+        else:
+            self._unread[node.id] = version
 
     def left(self, path: str) -> None:
         """The session itself took away what it saw at a path."""
@@ -132,6 +152,8 @@ class Session:
             return
         seen = self._seen.version(node.id)
         if seen is not None:
+            if seen == _GLIMPSED:
+                raise StaleVersion("changed while you read it; read it again and retry", path=node.path)
             if seen < node.version:
                 raise StaleVersion(path=node.path, expected=seen, actual=node.version)
             return
@@ -143,10 +165,18 @@ class Session:
             return
         if self.settings.require_read:
             raise StaleVersion("this session has not read it; read it before you replace it", path=node.path)
-        if self._resumed_ns is not None and node.changed_ns > self._resumed_ns:
+        if self.resumed_ns is not None and node.changed_ns > self.resumed_ns:
             raise StaleVersion(
                 "changed by others since this session began; read it before you replace it", path=node.path
             )
+
+    def may_replace(self, node: Node) -> bool:
+        """Whether `check_replace` lets it pass."""
+        try:
+            self.check_replace(node)
+        except StaleVersion:
+            return False
+        return True
 
     # -- Vacated -----------------------------------------------------------------------------------
 

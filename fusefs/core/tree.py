@@ -19,6 +19,8 @@ from fusefs.rules.model import Kind, NodeRow
 ROOT_INO = 1
 UNCOMMITTED = -1
 """`Node.version` of a file that exists in this mount only, until its first commit."""
+SUPERSEDED = -2
+"""What a handle or a buffer was built on, where that is no version of its file's lineage: nothing will match it."""
 _TOMBSTONES = 20_000
 
 
@@ -27,7 +29,8 @@ class Node:
 
     `parent` None: the root, an orphan (`gone`), or a directory moved to where nothing is loaded
     (`where` holds its path). `loaded`: `children` is complete; otherwise it holds only what is pinned.
-    `touched` collects the lineages that change while the directory is being loaded. `owner` is the
+    `touched` collects the lineages that change while the directory is being loaded; `doubted`: something changed of
+    which the lineage is not known, and the listing may be from before it. `owner` is the
     session that made an uncommitted file; others do not see it.
     `revived`: it goes on with a lineage that the session deleted. `removed_by` is the session of this
     daemon that made an orphan of the node; None: others did. `inodes` are those by which the kernel and open
@@ -43,6 +46,7 @@ class Node:
         "changed_ns",
         "children",
         "ctime_ns",
+        "doubted",
         "era",
         "gid",
         "gone",
@@ -88,6 +92,7 @@ class Node:
         self.children: dict[str, Node] = {}
         self.loaded = False
         self.touched: set[str] | None = None
+        self.doubted = False
         self.owner: object | None = None
         self.gone = False
         self.removed_by: object | None = None
@@ -196,13 +201,17 @@ class Tree:
         displaced = parent.children.get(name)
         node.parent, node.name, node.where = parent, name, None
         parent.children[name] = node
-        if parent.touched is not None:
-            parent.touched.add(node.id)
+        self.touch(node)
         if displaced is None or displaced is node:
             return None
         displaced.where, displaced.parent = displaced.path, None
         self._orphan(displaced)
         return displaced
+
+    def touch(self, node: Node) -> None:
+        """Note that a listing which is on its way may not show a node of its directory."""
+        if node.parent is not None and node.parent.touched is not None:
+            node.parent.touched.add(node.id)
 
     def add(self, node: Node, parent: Node, name: str) -> Node | None:
         """Attach a new node and index it."""
@@ -349,6 +358,7 @@ class Tree:
     def distrust(self, directory: Node) -> None:
         """Take a directory for incomplete, without forgetting anything."""
         directory.loaded = False
+        directory.doubted = True
         self._loaded.pop(directory, None)
 
     def unload(self) -> None:

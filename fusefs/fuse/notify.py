@@ -14,39 +14,53 @@ Threading: `invalidate_*` are called on the trio thread and never wait; the work
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import pyfuse3
+import trio
 
 from fusefs import telemetry
 from fusefs.core.attributes import Drop
 
 _THREADS = 4
+"""For inodes, and as many for names: a call about a name may wait for a request that waits for one about an inode."""
 _AGAIN_S = (0.005, 0.1)
 """How long after its first try a call that met an unknown inode is repeated."""
 _EXPECTED = (errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENOTCONN, errno.EBADF, errno.ENODEV, errno.EBUSY)
 """The kernel does not know the inode or name, a mount point is below it, or the mount is going."""
 
 _log = telemetry.get_logger()
-_Call = tuple[Callable[..., None], tuple[object, ...], Drop | None]
-_Late = tuple[float, int, _Call]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call to make. `tries`: how often it met an unknown inode, since `first` (monotonic s)."""
+
+    function: Callable[..., None]
+    args: tuple[object, ...]
+    drop: Drop | None = None
+    tries: int = 0
+    first: float = 0.0
 
 
 class KernelCaches:
     """Implements `core.attributes.Kernel` for one mount."""
 
     def __init__(self) -> None:
-        self._queues: list[queue.SimpleQueue[_Call | None]] = [queue.SimpleQueue() for _ in range(_THREADS)]
+        self._inodes: list[queue.SimpleQueue[_Call | None]] = [queue.SimpleQueue() for _ in range(_THREADS)]
+        self._names: list[queue.SimpleQueue[_Call | None]] = [queue.SimpleQueue() for _ in range(_THREADS)]
         self._threads = [
             threading.Thread(target=self._work, args=(calls,), name=f"fusefs-notify-{n}", daemon=True)
-            for n, calls in enumerate(self._queues)
+            for n, calls in enumerate((*self._inodes, *self._names))
         ]
-        self._late: queue.SimpleQueue[_Late | None] = queue.SimpleQueue()
-        self._threads.append(threading.Thread(target=self._work_late, name="fusefs-notify-late", daemon=True))
+        self._late: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._threads.append(threading.Thread(target=self._put_late, name="fusefs-notify-late", daemon=True))
         self._started = False
 
     def start(self) -> None:
@@ -59,51 +73,60 @@ class KernelCaches:
         """Let the workers end after what is queued. They are daemon threads: one that waits for the
         kernel does not hold up the end of the process."""
         self._started = False
-        for calls in self._queues:
+        for calls in (*self._inodes, *self._names, self._late):
             calls.put(None)
-        self._late.put(None)
 
     def invalidate_inode(self, kino: int, *, attr_only: bool = False, drop: Drop | None = None) -> None:
-        self._put(kino, pyfuse3.invalidate_inode, (kino, attr_only), drop)
+        self._put(self._inodes, kino, _Call(pyfuse3.invalidate_inode, (kino, attr_only), drop))
 
     def invalidate_attr_now(self, kino: int) -> None:
-        self._call(pyfuse3.invalidate_inode, (kino, True))
+        self._make(_Call(pyfuse3.invalidate_inode, (kino, True)))
 
     def invalidate_entry(self, parent: int, name: str, deleted: int = 0) -> None:
-        self._put(parent, pyfuse3.invalidate_entry, (parent, name.encode(), deleted))
+        self._put(self._names, parent, _Call(pyfuse3.invalidate_entry, (parent, name.encode(), deleted)))
 
-    def _put(
-        self,
-        key: int,
-        call: Callable[..., None],
-        args: tuple[object, ...],
-        drop: Drop | None = None,
-    ) -> None:
+    async def passed(self, kino: int) -> None:
+        if not self._started:
+            return
+        passed, loop = trio.Event(), trio.lowlevel.current_trio_token()
+
+        def tell() -> None:
+            with contextlib.suppress(trio.RunFinishedError):
+                loop.run_sync_soon(passed.set)
+
+        self._put(self._inodes, kino, _Call(tell, ()))
+        await passed.wait()
+
+    def _put(self, queues: list[queue.SimpleQueue[_Call | None]], key: int, call: _Call) -> None:
         if self._started:
-            self._queues[key % _THREADS].put((call, args, drop))
+            queues[key % _THREADS].put(call)
 
     def _work(self, calls: queue.SimpleQueue[_Call | None]) -> None:
-        while (item := calls.get()) is not None:
-            if self._call(*item) == errno.ENOENT and item[0] is pyfuse3.invalidate_inode:
-                self._late.put((time.monotonic(), 0, item))
+        while (call := calls.get()) is not None:
+            unknown = self._make(call) == errno.ENOENT and call.function is pyfuse3.invalidate_inode
+            if unknown and call.tries < len(_AGAIN_S):
+                first = call.first or time.monotonic()
+                self._late.put(replace(call, tries=call.tries + 1, first=first))
 
-    def _work_late(self) -> None:
-        """Repeat what met an unknown inode. First come, first served: delays of one step are equal."""
-        while (item := self._late.get()) is not None:
-            first, step, call = item
-            time.sleep(max(0.0, first + _AGAIN_S[step] - time.monotonic()))
-            if self._call(*call) == errno.ENOENT and step + 1 < len(_AGAIN_S):
-                self._late.put((first, step + 1, call))
+    def _put_late(self) -> None:
+        """Repeat what met an unknown inode, in the inode's own order. First come, first served: delays of one step are
+        equal."""
+        while (call := self._late.get()) is not None:
+            time.sleep(max(0.0, call.first + _AGAIN_S[call.tries - 1] - time.monotonic()))
+            kino = call.args[0]
+            assert isinstance(kino, int)
+            self._put(self._inodes, kino, call)
 
-    def _call(self, call: Callable[..., None], args: tuple[object, ...], drop: Drop | None = None) -> int:
+    def _make(self, call: _Call) -> int:
         """Returns the errno, 0 for success."""
         if not self._started:
             return 0  # the mount has gone, and its caches with it
+        drop = call.drop
         version = None if drop is None else drop.drop_begins()
         if drop is not None and version is None:
             return 0
         try:
-            call(*args)
+            call.function(*call.args)
         except OSError as error:
             number = error.errno or 0
             if self._started and number not in _EXPECTED:

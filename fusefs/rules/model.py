@@ -65,6 +65,14 @@ class NodeRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Renamed:
+    """What a rename left behind: the row that is at the new name, and at which version the source was when it moved."""
+
+    row: NodeRow
+    moved: int
+
+
+@dataclass(frozen=True, slots=True)
 class Attrs:
     """Mode, owner and modification time to store; None leaves the column alone."""
 

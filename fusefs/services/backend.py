@@ -261,9 +261,10 @@ class Backend:
         node = await self.stat(source)
         to = self.path(target)
         await versions.make_parents(self.db, self.scope, self.limits, to)
-        return await files.rename(
+        done = await files.rename(
             self.db, self.scope, self.limits, (node.id, node.path), (None, to), expected=None, mode="noreplace"
         )
+        return await self.stat(to) if done is None else done.row
 
     async def mkdir(self, path: str) -> None:
         """Make a directory and those above it. Raises Exists, NotADirectory, Denied."""

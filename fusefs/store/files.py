@@ -22,7 +22,7 @@ from fusefs.db.values import Param
 from fusefs.rules import events, paths
 from fusefs.rules.config import Limits
 from fusefs.rules.errors import Exists, NotFound, StaleVersion, TooLarge
-from fusefs.rules.model import Attrs, Commit, Kind, NodeRow
+from fusefs.rules.model import Attrs, Commit, Kind, NodeRow, Renamed
 from fusefs.rules.paths import Op
 from fusefs.rules.scope import Scope
 from fusefs.telemetry import operation
@@ -496,8 +496,9 @@ async def rename(
     *,
     expected: int | None,
     mode: str,
-) -> NodeRow:
-    """rename(2). Returns the row that is now at the target path.
+) -> Renamed | None:
+    """rename(2). Returns what it left behind; None where its answer was lost and it turned out to be done, so that what
+    is there now may be others' work.
 
     Args:
         source: lineage and path.
@@ -514,9 +515,7 @@ async def rename(
     write_id = new_id()
 
     async def confirm() -> list[Row] | None:
-        if not await _find_write(db, scope, write_id):
-            return None
-        return await db.run(scope.tenant_id, _FETCH_NODE, scope.tenant_id, scope.agent_id, target[1])
+        return [] if await _find_write(db, scope, write_id) else None
 
     with operation("rename", scope, target[1]) as op:
         rows = await db.write(
@@ -540,10 +539,12 @@ async def rename(
             confirm,
         )
         op.changed(0, source=source[1])
+    if not rows:
+        return None
     node = node_of(rows[0])
     if mode != "exchange":
         _tell(db, scope, node.path, node.kind, node)
-    return node
+    return Renamed(node, rows[0][12])
 
 
 async def set_attrs(db: Database, scope: Scope, path: str, node_id: str, attrs: Attrs) -> int:

@@ -24,6 +24,7 @@ from fusefs.rules.scope import Scope
 from fusefs.store import files
 
 _LIST_VERSIONS = query("list_versions")
+_FIND_UNSEEN = query("find_unseen_version")
 _LIST_DELETED = query("list_deleted")
 _FETCH_SUPERSEDED = query("fetch_superseded")
 _MEASURE_EXPIRED = query("measure_expired_versions")
@@ -105,6 +106,16 @@ async def list_versions(db: Database, scope: Scope, path: str) -> list[Version]:
     found = [_version(row) for row in rows]
     readable = _readable(found, current)
     return [replace(one, readable=(one.file_id, one.version) in readable and _has_content(one)) for one in found]
+
+
+async def has_unseen(db: Database, scope: Scope, node_id: str, version: int, since_ns: int | None) -> bool:
+    """Whether the scope's session has only appended to what others wrote to a lineage after a time (ns since 1970),
+    up to a version."""
+    session = scope.session
+    rows = await db.run(
+        scope.tenant_id, _FIND_UNSEEN, scope.tenant_id, scope.agent_id, node_id, version, session, since_ns or 0
+    )
+    return bool(rows[0][0])
 
 
 def _version(row: files.Row) -> Version:

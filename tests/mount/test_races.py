@@ -145,6 +145,129 @@ def test_read_while_others_append_is_not_cut_and_shows_what_it_gave(duo: Duo) ->
         assert text == b"onetwo"
 
 
+def test_descriptor_from_before_a_change_does_not_show_it(duo: Duo) -> None:
+    """Nobody can tell which size the kernel has while it is told of a change: what is read through a descriptor from
+    before counts for the next open only."""
+    duo.b.ok("printf one > f")
+    eventually((duo.a / "f").exists, "the file in session a")
+    fd = os.open(duo.a / "f", os.O_RDONLY)
+    duo.b.ok("printf two > f")
+    eventually(lambda: os.pread(fd, 100, 0) == b"two", "the new text through the old descriptor")
+    os.close(fd)
+    duo.a.refused("echo mine > f")
+    duo.a.ok("cat f > /dev/null; echo mine > f")
+
+
+def test_what_is_read_of_a_removed_file_counts_when_its_lineage_goes_on(duo: Duo) -> None:
+    duo.b.ok("echo one > f")
+    eventually((duo.a / "f").exists, "the file in session a")
+    fd = os.open(duo.a / "f", os.O_RDONLY)
+    duo.b.ok("rm f")
+    eventually(lambda: not (duo.a / "f").exists(), "the removal in session a")
+    assert os.pread(fd, 100, 0) == b"one\n"
+    os.close(fd)
+    duo.b.ok("echo two > f")
+    eventually((duo.a / "f").exists, "the file made anew in session a")
+    duo.a.ok("echo more >> f")
+    duo.a.refused("echo mine > f")
+    assert duo.files.content("f") == b"two\nmore\n"
+
+
+def test_open_without_a_read_does_not_show_a_file(duo: Duo) -> None:
+    duo.stale("f")
+    fd = os.open(duo.a / "f", os.O_RDWR)
+    assert errno_of(lambda: os.ftruncate(fd, 0)) == errno.ESTALE
+    assert errno_of(lambda: os.close(fd)) == errno.ESTALE
+    assert duo.files.content("f") == b"two\n"
+
+
+def told(duo: Duo) -> None:
+    """Session a has heard of what session b did before."""
+    duo.b.ok("echo > mark")
+    eventually((duo.a / "mark").exists, "the mark in session a")
+    os.unlink(duo.a / "mark")
+
+
+def test_what_is_read_of_ones_own_buffer_does_not_show_what_others_wrote(duo: Duo) -> None:
+    duo.given("f")
+    fd = os.open(duo.a / "f", os.O_WRONLY | os.O_TRUNC)
+    os.write(fd, b"mine")
+    duo.b.ok("echo theirs > f")
+    told(duo)
+    assert (duo.a / "f").read_bytes() == b"mine"
+    with refused(errno.ESTALE):
+        os.close(fd)
+    duo.a.refused("echo again > f")
+    assert duo.files.content("f") == b"theirs\n"
+
+
+@pytest.mark.parametrize("how", ["open", "truncate"])
+def test_truncation_over_an_append_of_ones_own(duo: Duo, how: str) -> None:
+    """The append goes to whatever is there; the truncation must have seen it."""
+    duo.given("f")
+    path = duo.a / "f"
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+    os.write(fd, b"mine\n")
+    duo.b.ok("echo theirs >> f")
+    told(duo)
+    with refused(errno.ESTALE):
+        if how == "open":
+            os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))
+        else:
+            os.truncate(path, 0)
+    os.close(fd)
+    assert duo.files.content("f") == b"one\ntheirs\nmine\n"
+
+
+def test_file_that_others_changed_a_moment_ago_moves_as_it_is(duo: Duo) -> None:
+    duo.given("new")
+    duo.given("f", "old\n")
+    fd = os.open(duo.a / "new", os.O_RDWR)
+    with unannounced(duo):
+        duo.b.ok("echo two > new")
+    os.rename(duo.a / "new", duo.a / "f")
+    assert (duo.a / "f").read_bytes() == b"two\n", "not what this mount knew of it"
+    with refused(errno.ESTALE):
+        os.pwrite(fd, b"MINE", 0)
+    assert errno_of(lambda: os.close(fd)) == errno.ESTALE
+    assert duo.files.content("f") == b"two\n"
+
+
+def test_rename_does_not_show_what_others_wrote_a_moment_ago(duo: Duo) -> None:
+    duo.given("new")
+    duo.given("f", "old\n")
+    with unannounced(duo):
+        duo.b.ok("echo two > new")
+    os.rename(duo.a / "new", duo.a / "f")
+    duo.a.refused("echo mine > f")
+    duo.a.ok("cat f > /dev/null; echo mine > f")
+
+
+def test_buffer_of_a_file_that_others_renamed_meets_no_version_of_the_other_lineage(duo: Duo) -> None:
+    duo.b.ok("for text in 1 22 333; do printf $text > new; done; echo old > f")
+    eventually(lambda: (duo.a / "new").read_bytes() == b"333", "the third version in session a")
+    fd = os.open(duo.a / "new", os.O_RDWR)
+    os.pwrite(fd, b"MINE", 0)
+    duo.b.ok("mv new f; cat f > /dev/null; echo theirs > f")
+    assert duo.files.identity("f")[1] == 3, "as many as the renamed file had"
+    told(duo)
+    with refused(errno.ESTALE):
+        os.close(fd)
+    assert duo.files.content("f") == b"theirs\n"
+    assert duo.files.conflicts("f") == [b"MINE"]
+
+
+def test_rename_of_a_file_that_others_gave_its_new_name(duo: Duo) -> None:
+    """It is not there any more: to the caller that is ENOENT, not a move into itself."""
+    duo.given("f")
+    with held_row(duo, "f") as move_waits:
+        moving = Background(lambda: os.rename(duo.a / "f", duo.a / "g"))
+        move_waits()
+        theirs = Background(lambda: os.rename(duo.b / "f", duo.b / "g"))
+    assert sorted((errno_of(moving.join), errno_of(theirs.join))) == [0, errno.ENOENT]
+    assert duo.files.content("g") == b"one\n"
+
+
 def test_claim_that_others_wrote_to_before_it_was_answered(duo: Duo) -> None:
     opened: list[int] = []
     duo.a.ok("true")

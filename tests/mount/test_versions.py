@@ -163,6 +163,19 @@ def test_restarted_daemon_must_read_what_others_changed(duo: Duo, module_mount: 
         assert duo.files.content("f") == b"mine\n"
 
 
+def test_restarted_daemon_knows_what_was_only_appended_to(duo: Duo, module_mount: harness.MountFactory) -> None:
+    """The newest version is the session's own, but it had not seen what it appended to."""
+    duo.b.ok("echo one > f; echo one > g")
+    with third(duo, module_mount(session="s-third")) as side:
+        side.ok("cat f g > /dev/null")
+        duo.b.ok("echo two > f; echo two > g")
+        side.ok("echo mine >> f; cat g > /dev/null; echo all > g; echo more >> g; echo own > h; echo more >> h")
+    with third(duo, module_mount(session="s-third")) as side:
+        side.refused("echo mine > f")
+        side.ok("cat f > /dev/null; echo mine > f")
+        side.ok("echo mine > g; echo mine > h")
+
+
 # What is not a conflict
 
 

@@ -115,8 +115,8 @@ select version, size_bytes from fusefs_delete_v1($1::uuid, $2::uuid, $3::uuid, $
 
 -- name: rename_node
 -- rename(2): see fusefs_rename_v1.
-select id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
-  (extract(epoch from updated_at) * 1000000)::bigint * 1000 as ctime_ns, updated_session
+select (node).id, (node).path, (node).kind, (node).ino, (node).version, (node).size_bytes, (node).mode, (node).uid, (node).gid,
+  (node).mtime_ns, (extract(epoch from (node).updated_at) * 1000000)::bigint * 1000 as ctime_ns, (node).updated_session, moved
 from fusefs_rename_v1($1::uuid, $2::uuid, $3::uuid, $4, $5, $6::uuid, $7::int, $8, $9, $10, $11::uuid, $12::int,
   $13::int);
 

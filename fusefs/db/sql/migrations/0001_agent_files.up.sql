@@ -226,7 +226,7 @@ grant usage on sequence fusefs_ino to fusefs_daemon;
 create function fusefs_announce_v1(
   p_tenant uuid, p_agent uuid, p_op text, p_path text, p_old_path text, p_id uuid, p_kind text, p_ino bigint,
   p_version int, p_size int, p_mode int, p_uid bigint, p_gid bigint, p_mtime_ns bigint, p_updated_at timestamptz,
-  p_session text, p_old_size int, p_growth int
+  p_session text, p_old int, p_growth int
 ) returns boolean language plpgsql as $$
 declare
   v_channel text;
@@ -251,7 +251,7 @@ begin
   end if;
   v_payload := json_build_array(coalesce(current_setting('fusefs.origin', true), ''), p_op, p_path, p_old_path, p_id,
     p_kind, p_ino, p_version, p_size, p_mode, p_uid, p_gid, p_mtime_ns,
-    (extract(epoch from p_updated_at) * 1000000)::bigint * 1000, p_session, p_old_size)::text;
+    (extract(epoch from p_updated_at) * 1000000)::bigint * 1000, p_session, p_old)::text;
   if octet_length(v_payload) > 7900 then
     v_payload := json_build_array(coalesce(current_setting('fusefs.origin', true), ''), 'reload')::text;
   end if;
@@ -449,7 +449,7 @@ begin
       raise exception 'a directory moves with what is in it' using errcode = 'FS005';
     end if;
     v_told := fusefs_announce_v1(new.tenant_id, new.agent_id, 'rename', new.path, old.path, new.id, new.kind, new.ino,
-    new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, old.size_bytes, 0);
+    new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, old.version, 0);
   else
     v_told := fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new.path, null, new.id, new.kind, new.ino,
     new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, old.size_bytes, 0);
@@ -611,11 +611,11 @@ $$;
 --   p_mode          '' | 'noreplace' | 'exchange'
 -- Replacing keeps the target's lineage and gives it the source's incarnation and content.
 -- Raises FS001 source or directory gone, FS002 noreplace, or another file than p_target is there, FS003/4/5 kinds, FS006 the target moved on,
--- FS010 into itself, FS012 too deep. Returns the row now at p_to.
+-- FS010 into itself, FS012 too deep. Returns the row now at p_to, and at which version the source was.
 create function fusefs_rename_v1(
   p_tenant uuid, p_agent uuid, p_source uuid, p_from text, p_to text, p_target uuid, p_expected int, p_mode text,
   p_by text, p_session text, p_write_id uuid, p_max_path int, p_max_depth int
-) returns setof agent_files language plpgsql as $$
+) returns table (node agent_files, moved int) language plpgsql as $$
 declare
   v_set text;
   v_told boolean;
@@ -721,8 +721,7 @@ begin
   end if;
   v_told := fusefs_announce_v1(d.tenant_id, d.agent_id, case when p_mode = 'exchange' then 'exchange' else 'rename' end,
     d.path, p_from, d.id, d.kind, d.ino, d.version, d.size_bytes, d.mode, d.uid, d.gid, d.mtime_ns, d.updated_at,
-    d.updated_session, case when v_replaced and p_mode = '' then s.size_bytes else 0 end,
-    -v_replaced_size);
-  return next d;
+    d.updated_session, s.version, -v_replaced_size);
+  return query select d, s.version;
 end
 $$;
