@@ -58,6 +58,7 @@ COMMANDS = {
         "fusefs.cli.offload:offload_hook",
         "Be the hook of an agent that stores its tools' long results and shows it a preview.",
     ),
+    "grep": ("fusefs.cli.grep:grep", "Find lines in an agent's files, without a mount."),
     "mcp": ("fusefs.cli.mcp:mcp", "Serve an agent's files to MCP clients, as tools and resources."),
     "mcp-proxy": (
         "fusefs.cli.mcp_proxy:mcp_proxy",

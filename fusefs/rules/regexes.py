@@ -20,6 +20,8 @@ _PARTS = re.compile(r"\\.|\[\^?\]?(?:\[:\w+:\]|\\.|[^\]\\])*\]?|.", re.DOTALL)
 _SPELLINGS = {r"\b": r"\y", r"\B": r"\Y", r"\z": r"\Z"}
 """Elsewhere `\\b` is the edge of a word; Postgres takes it for a backspace and finds nothing."""
 _OPTIONS = re.compile(r"\(\?([a-z]+)\)")
+_COUNTS_GROUPS = re.compile(r"\\[1-9]|^\*\*\*")
+"""References to a group, and the prefixes that are allowed at the start only."""
 _BEYOND_THE_LINE = re.compile(r"\(\?[=!<]|\\[AZ]|\*\*\*")
 
 
@@ -42,6 +44,16 @@ def as_text(pattern: str) -> str | None:
 def for_postgres(pattern: str) -> str:
     r"""The expression with `\b`, `\B` and `\z` as Postgres spells them. What stands in brackets stays."""
     return "".join(_SPELLINGS.get(part, part) for part in _PARTS.findall(pattern))
+
+
+def for_place(pattern: str) -> str:
+    """The expression with the whole of what it matches as its first group, where that changes nothing: Postgres gives
+    the groups of a match, and the match only where there are none."""
+    if _COUNTS_GROUPS.search(pattern):
+        return pattern
+    options = _OPTIONS.match(pattern)
+    start = options.end() if options else 0
+    return f"{pattern[:start]}({pattern[start:]})"
 
 
 def for_whole_text(pattern: str) -> str:

@@ -24,7 +24,6 @@ from fusefs.services.backend import Backend
 from fusefs.services.inputs import unknown_tool
 from fusefs.services.seen import SeenFiles
 from fusefs.services.tooling import Tool, ToolCall, ToolResult
-from fusefs.store.search import Match
 
 
 class Toolset:
@@ -110,7 +109,7 @@ class Toolset:
         self, pattern: str, path: str = "/", include: str | None = None, literal: bool = False
     ) -> ToolResult:
         found = await self.backend.grep(pattern, self._path(path), include=include, literal=literal)
-        lines = [_match_line(match) for match in found.found]
+        lines = [f"{match.path}:{match.line}:{match.excerpt}" for match in found.found]
         if found.truncated:
             lines.append(f"[only the first {count(len(lines), 'match', 'matches')}; narrow it by path or include]")
         return ToolResult(bounded(lines, "matches") if lines else "No matches found.")
@@ -141,9 +140,3 @@ def _entry_line(node: NodeRow, target: str | None) -> str:
     if target is not None:
         return f"{node.path} -> {target}"
     return f"{node.path} ({count(node.size, 'byte')})"
-
-
-def _match_line(match: Match) -> str:
-    before = "…" if match.column > 1 else ""
-    after = "…" if match.column - 1 + len(match.text) < match.length else ""
-    return f"{match.path}:{match.line}:{before}{match.text}{after}"

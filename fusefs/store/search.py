@@ -66,6 +66,13 @@ class Match:
     column: int
     length: int
 
+    @property
+    def excerpt(self) -> str:
+        """The text, with `…` where the line goes on."""
+        before = "…" if self.column > 1 else ""
+        after = "…" if self.column - 1 + len(self.text) < self.length else ""
+        return f"{before}{self.text}{after}"
+
 
 @dataclass(frozen=True, slots=True)
 class Matches:
@@ -168,7 +175,7 @@ async def grep(
         text = pattern if literal else regexes.as_text(pattern)
         sought = regexes.for_postgres(pattern) if text is None else text
         statement = _GREP_PATTERN if text is None else _GREP_TEXT
-        whole = (regexes.for_whole_text(sought),) if text is None else ()
+        whole = (regexes.for_whole_text(sought), regexes.for_place(sought)) if text is None else ()
         prepared = globs.parse(include, root) if include is not None else None
         coarse = prepared.coarse if prepared is not None else None
         fits = matcher(prepared) if prepared is not None else _anything

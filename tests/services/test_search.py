@@ -100,7 +100,7 @@ async def test_of_a_long_line_the_part_around_the_match(namespace: harness.Names
         {"/f": f"{'é' * 50_000}needle{'漢' * 50_000}\n", "/g": f"needle{'x' * 600}\n", "/h": "x" * 495 + "needle"},
     )
     async with searching(namespace) as backend:
-        for pattern in ("needle", "n(ee)dle", "ne{2}dle"):
+        for pattern in ("needle", "n(ee)dle", "ne{2}dle", "needle(x|漢|$)", r"(n)e{2}(d)le"):
             first, second, third = (await backend.grep(pattern)).found
             assert (first.length, len(first.text)) == (100_006, 400)
             assert first.text.index("needle") + first.column == 50_001
@@ -238,7 +238,7 @@ async def test_row_level_security_binds_a_search_too(pg: str) -> None:
         ids = other.tenant_id, other.agent_id, "/", "0", [], []
         assert await db.run(mine.tenant_id, search._LIST_FILES, *ids, None, 10) == []
         assert await db.run(mine.tenant_id, search._GREP_TEXT, *ids, None, "needle", 0, 10) == []
-        assert await db.run(mine.tenant_id, search._GREP_PATTERN, *ids, None, "needle", 0, 10, "") == []
+        assert await db.run(mine.tenant_id, search._GREP_PATTERN, *ids, None, "needle", 0, 10, "", "(needle)") == []
 
 
 async def test_a_session_finds_only_its_own_results(namespace: harness.Namespace) -> None:

@@ -170,6 +170,14 @@ def test_what_a_whole_file_is_asked(pattern: str, expected: str) -> None:
     assert regexes.for_whole_text(pattern) == expected
 
 
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [("a|b(c)", "(a|b(c))"), ("(?i)a", "(?i)(a)"), (r"(a)\1", r"(a)\1"), ("***:a", "***:a")],
+)
+def test_the_first_group_is_the_place(pattern: str, expected: str) -> None:
+    assert regexes.for_place(pattern) == expected
+
+
 @pytest.mark.parametrize("pattern", ["", "a\nb", "a\0b", "x" * 4001])
 def test_refused_expressions(pattern: str) -> None:
     with pytest.raises(BadPattern):

@@ -32,12 +32,12 @@ order by f.path, l.number limit $10::int;
 
 -- name: grep_pattern
 -- The same for the regular expression $8. $11 is one that matches the whole of each file with such a line: it spares the
--- splitting of the others.
+-- splitting of the others. $12 is $8 in such a form that its first group is the place that matches.
 select f.path, l.number::int,
   case when char_length(l.line) > 500 then substr(l.line, start, 400) else l.line end,
   case when char_length(l.line) > 500 then start else 1 end, char_length(l.line)
 from agent_files f cross join lateral fusefs_lines_v1(f.content) as l
-cross join lateral greatest(1, strpos(l.line, coalesce((regexp_match(l.line, $8::text))[1], '')) - 100) as start
+cross join lateral greatest(1, strpos(l.line, coalesce((regexp_match(l.line, $12::text))[1], '')) - 100) as start
 where f.tenant_id = $1::uuid and f.agent_id = $2::uuid and f.kind = 'file' and f.path >= $3 and f.path < $4
   and (split_part(f.path, '/', 2) <> all ($5::text[]) or split_part(f.path, '/', 3) = any ($6::text[]))
   and ($7::text is null or f.path ~ $7::text)
