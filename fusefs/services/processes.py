@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import secrets
@@ -116,6 +117,10 @@ async def run_tree(
     A cancellation ends the tree in the same way, and returns when nothing of it is left. Raises OSError only where
     this process itself is out of descriptors or processes.
     """
+    if not command or not command[0]:
+        return Ended(NOT_FOUND, failure="no command was given")
+    if not all(map(_can_be_passed, (*command, directory))):
+        return Ended(CANNOT_RUN, failure=f"{shown(encode(command[0]))}: cannot be run: NUL or half a character in it")
     mark = secrets.token_hex(16)
     ours, theirs = socket.socketpair()
     with contextlib.ExitStack() as stack:
@@ -126,16 +131,21 @@ async def run_tree(
                 *(str(seconds) for seconds in (patience.timeout_s, patience.grace_s, patience.linger_s)),
                 *(directory, *command),
             ]
-            process = await trio.lowlevel.open_process(
-                arguments,
-                stdin=stdin_file,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={**environment, _MARK: mark},
-                cwd="/",
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            try:
+                process = await trio.lowlevel.open_process(
+                    arguments,
+                    stdin=stdin_file,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env={**environment, _MARK: mark},
+                    cwd="/",
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            except OSError as exc:
+                if exc.errno == errno.E2BIG:
+                    return _failed("command", exc.errno, command[0], directory)
+                raise
         assert isinstance(process.stdout, FdStream)
         assert isinstance(process.stderr, FdStream)
         control = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
@@ -195,7 +205,8 @@ class _Running:
         patience = self._patience
         limit_s = patience.timeout_s + patience.grace_s + patience.linger_s + supervisor.KILLED_S + _SUPERVISOR_LATE_S
         line = b""
-        with trio.move_on_after(limit_s):
+        # Broken rather than ended: it left a signal unread.
+        with trio.move_on_after(limit_s), contextlib.suppress(trio.BrokenResourceError):
             while chunk := await self._control.receive_some(_CHUNK):
                 line += chunk
         if not line.endswith(b"\n"):
@@ -257,10 +268,22 @@ async def _copy(stream: FdStream, sink: Sink) -> None:
 
 
 def _drain(fd: int, sink: Sink) -> None:
-    """Take what a pipe still holds, without waiting. trio has made our end non-blocking."""
+    """Take what a pipe holds, without waiting: trio has made our end non-blocking. Whoever still writes to it may go on
+    for ever, so no more is taken than fits into it."""
+    left = fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
     with contextlib.suppress(BlockingIOError):
-        while chunk := os.read(fd, _CHUNK):
+        while left > 0 and (chunk := os.read(fd, min(left, _CHUNK))):
+            left -= len(chunk)
             sink(chunk)
+
+
+def _can_be_passed(text: str) -> bool:
+    """Whether the kernel takes it for an argument: a model's text may hold NUL, or a surrogate that stands for no
+    byte."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def _kill_marked(variable: bytes) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from trio import MemorySendChannel
 
 from fusefs.services.processes import Ended, Patience, run_tree, without_database
@@ -67,7 +68,7 @@ async def run(
     *command: str,
     patience: Patience,
     parts: int = 0,
-    when_there: Callable[[MemorySendChannel[int]], object] | None = None,
+    when_there: Callable[[MemorySendChannel[int], dict[str, int]], object] | None = None,
     directory: str = "/",
     stdin: bytes = b"",
     environment: dict[str, str] | None = None,
@@ -75,7 +76,7 @@ async def run(
     """Run a command; once so many of its processes have told of themselves, do something to it.
 
     Args:
-        when_there: is given the channel for signals.
+        when_there: is given the channel for signals, and the processes.
     """
     result = Run()
     sender, signals = trio.open_memory_channel[int](4)
@@ -86,7 +87,7 @@ async def run(
         result.stdout += data
         if waiting and when_there is not None and len(result.pids) == waiting:
             waiting = 0
-            when_there(sender)
+            when_there(sender, result.pids)
 
     result.ended = await run_tree(
         command,
@@ -195,6 +196,9 @@ async def test_a_command_inherits_no_descriptor_and_no_signal_disposition() -> N
         ("/etc/passwd", 126, "/etc/passwd: cannot be run: Permission denied"),
         ("/", 126, "/: cannot be run: Permission denied"),
         ("./bare", 126, "./bare: cannot be run: Exec format error"),
+        ("nul\0", 126, "nul␀: cannot be run: NUL or half a character in it"),
+        ("\ud800", 126, "���: cannot be run: NUL or half a character in it"),
+        ("", 127, "no command was given"),
     ],
 )
 async def test_a_command_that_cannot_be_run(tmp_path: Path, command: str, code: int, why: str) -> None:
@@ -202,6 +206,13 @@ async def test_a_command_that_cannot_be_run(tmp_path: Path, command: str, code: 
     (tmp_path / "bare").chmod(0o755)
     result = await run(command, patience=patient(), directory=str(tmp_path))
     assert result.ended == Ended(code, failure=why)
+
+
+async def test_arguments_that_cannot_be_passed() -> None:
+    result = await run("echo", "x" * 200_000, patience=patient())
+    assert result.ended == Ended(126, failure="echo: cannot be run: Argument list too long")
+    result = await run("echo", "a\0b", patience=patient())
+    assert result.ended == Ended(126, failure="echo: cannot be run: NUL or half a character in it")
 
 
 async def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
@@ -232,7 +243,7 @@ async def test_a_signal_reaches_the_whole_tree() -> None:
         f"{TREE}\nwait",
         patience=patient(grace_s=BRIEF_S),
         parts=len(PARTS),
-        when_there=lambda signals: signals.send_nowait(signal.SIGHUP),
+        when_there=lambda signals, _: signals.send_nowait(signal.SIGHUP),
     )
     assert result.pids.keys() == PARTS.keys()
     assert result.alive == {}
@@ -240,13 +251,17 @@ async def test_a_signal_reaches_the_whole_tree() -> None:
 
 
 async def test_what_lingers_after_its_command_is_ended_by_a_signal_too() -> None:
+    def when_it_has_ended(signals: MemorySendChannel[int], pids: dict[str, int]) -> None:
+        assert has_ended(pids["main"])
+        signals.send_nowait(signal.SIGTERM)
+
     result = await shell(
-        f"{TREE}\nexit 5",
+        f"echo main $$\n{TREE}\nexit 5",
         patience=patient(grace_s=BRIEF_S),
-        parts=len(PARTS),
-        when_there=lambda signals: signals.send_nowait(signal.SIGTERM),
+        parts=len(PARTS) + 1,
+        when_there=when_it_has_ended,
     )
-    assert result.pids.keys() == PARTS.keys()
+    assert result.pids.keys() == {"main", *PARTS}
     assert result.alive == {}
     assert result.ended == Ended(5)
 
@@ -286,7 +301,7 @@ async def test_a_deaf_command_gets_sigkill_after_the_grace() -> None:
         "trap '' TERM; echo deaf $$; while :; do sleep 1000; done",
         patience=patient(grace_s=BRIEF_S),
         parts=1,
-        when_there=lambda signals: signals.send_nowait(signal.SIGTERM),
+        when_there=lambda signals, _: signals.send_nowait(signal.SIGTERM),
     )
     assert result.alive == {}
     assert result.ended == Ended(137, signal.SIGKILL)
@@ -298,21 +313,26 @@ async def test_a_command_may_end_in_its_own_way() -> None:
         "trap 'echo bye; exit 7' TERM; echo polite $$; while :; do sleep 0.01; done",
         patience=patient(),
         parts=1,
-        when_there=lambda signals: signals.send_nowait(signal.SIGTERM),
+        when_there=lambda signals, _: signals.send_nowait(signal.SIGTERM),
     )
     assert result.stdout.endswith(b"\nbye\n")
     assert result.ended == Ended(7)
 
 
 async def test_a_second_signal_is_passed_on_too() -> None:
-    def both(signals: MemorySendChannel[int]) -> None:
-        signals.send_nowait(signal.SIGINT)
-        signals.send_nowait(signal.SIGHUP)
-
-    script = "trap 'echo int' INT; trap 'echo hup; exit 9' HUP; echo two $$; while :; do sleep 0.01; done"
-    result = await shell(script, patience=patient(), parts=1, when_there=both)
-    assert sorted(result.stdout.splitlines()[1:]) == [b"hup", b"int"]
-    assert result.ended == Ended(9)
+    script = "trap 'echo int' INT; trap 'exit 9' HUP; echo there; while :; do sleep 0.01; done"
+    answers = {b"there\n": signal.SIGINT, b"int\n": signal.SIGHUP}
+    sender, signals = trio.open_memory_channel[int](2)
+    ended = await run_tree(
+        ["bash", "-c", script],
+        directory="/",
+        environment=dict(os.environ),
+        patience=patient(),
+        on_stdout=lambda data: sender.send_nowait(answers[data]),
+        on_stderr=len,
+        signals=signals,
+    )
+    assert ended == Ended(9)
 
 
 async def test_jobs_that_ignore_an_interrupt_are_asked_again_when_their_shell_has_ended() -> None:
@@ -321,7 +341,7 @@ async def test_jobs_that_ignore_an_interrupt_are_asked_again_when_their_shell_ha
         "bash -c 'trap \"echo asked; exit\" TERM; echo job $$; while :; do sleep 0.01; done' & wait",
         patience=patient(),
         parts=1,
-        when_there=lambda signals: signals.send_nowait(signal.SIGINT),
+        when_there=lambda signals, _: signals.send_nowait(signal.SIGINT),
     )
     assert result.alive == {}
     assert result.stdout.endswith(b"\nasked\n")
@@ -333,7 +353,7 @@ async def test_a_stopped_command_can_end_in_its_own_way_too() -> None:
         "trap 'exit 7' TERM; echo stopped $$; kill -STOP $$; while :; do sleep 0.01; done",
         patience=patient(),
         parts=1,
-        when_there=lambda signals: signals.send_nowait(signal.SIGTERM),
+        when_there=lambda signals, _: signals.send_nowait(signal.SIGTERM),
     )
     assert result.ended == Ended(7)
 
@@ -379,6 +399,37 @@ async def test_a_command_that_kills_its_supervisor_is_killed() -> None:
     )
     assert all(has_ended(pid) for pid in result.pids.values())
     assert result.ended == Ended(137, signal.SIGKILL, failure="the command's supervisor was killed")
+
+
+async def test_a_signal_that_its_supervisor_never_read(tmp_path: Path) -> None:
+    """The socket is then broken, not ended: which is the same to us."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    sender, signals = trio.open_memory_channel[int](0)
+    ended = []
+
+    async def run_it() -> None:
+        script = f"kill -STOP $PPID; echo stopped; read line <{fifo}; kill -KILL $PPID; sleep 1000"
+        ended.append(
+            await run_tree(
+                ["bash", "-c", script],
+                directory="/",
+                environment=dict(os.environ),
+                patience=patient(),
+                on_stdout=lambda data: stopped.set(),
+                on_stderr=len,
+                signals=signals,
+            )
+        )
+
+    stopped = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_it)
+        await stopped.wait()
+        await sender.send(signal.SIGTERM)
+        await trio.testing.wait_all_tasks_blocked()
+        fifo.write_text("go on\n")
+    assert ended == [Ended(137, signal.SIGKILL, failure="the command's supervisor was killed")]
 
 
 _HARNESS = """
