@@ -106,6 +106,13 @@ def test_no_character_is_cut(text: str, limit: int) -> None:
         part.decode()
 
 
+@pytest.mark.parametrize("bound", [6, 7, 8, 9])
+def test_start_and_end_are_whole_characters(bound: int) -> None:
+    head, tail = Held.of("中🙂é".encode() * 20).edges(bound, bound)
+    assert "中🙂é".startswith(head.decode())
+    assert "中🙂é".endswith(tail.decode())
+
+
 @given(st.binary(max_size=400), st.integers(1, 40), st.integers(1, 40))
 def test_edges_are_the_start_and_the_end(data: bytes, head_bytes: int, tail_bytes: int) -> None:
     held = Held(50, 45)
