@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import os
 import stat
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fusefs.rules.errors import BadConfig
-from fusefs.rules.events import HOOK_TIMEOUT_S, EventKind, HookRule, pattern
+
+if TYPE_CHECKING:
+    from fusefs.rules.events import HookRule
 
 HOOKS = "hooks"
 _HOOK_KEYS = ("command", "events", "include", "exclude", "timeout")
@@ -48,6 +49,8 @@ def defaults_for(ctx: click.Context, path: str | None) -> dict[str, Any]:
     Raises BadConfig for a file that cannot be read, an unknown key, or a value of the wrong type.
     """
     file, table = _load(path)
+    if not table:
+        return {}
     _hooks(file, table.pop(HOOKS, []))
     _check(file, table, ctx.find_root().command)
     chosen = {key: value for key, value in table.items() if not isinstance(value, dict)}
@@ -87,14 +90,20 @@ def _hooks(file: Path, given: Any) -> tuple[HookRule, ...]:
 def _load(path: str | None) -> tuple[Path, dict[str, Any]]:
     file = Path(path) if path is not None else default_path()
     try:
-        return file, tomllib.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
     except FileNotFoundError as exc:
         if path is None:
             return file, {}
         raise BadConfig(f"the configuration file {file} does not exist") from exc
     except OSError as exc:
         raise BadConfig(f"the configuration file {file} cannot be read ({exc.strerror})") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+    except UnicodeDecodeError as exc:
+        raise BadConfig(f"the configuration file {file} is not valid TOML: {exc}") from exc
+    import tomllib
+
+    try:
+        return file, tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
         raise BadConfig(f"the configuration file {file} is not valid TOML: {exc}") from exc
 
 
@@ -104,6 +113,8 @@ def _is_guarded(file: Path) -> bool:
 
 
 def _hook(where: str, given: dict[str, Any]) -> HookRule:
+    from fusefs.rules.events import HOOK_TIMEOUT_S, EventKind, HookRule, pattern
+
     unknown = given.keys() - _HOOK_KEYS
     if unknown:
         raise BadConfig(f"{where}: unknown key {min(unknown)}", hint=f"The keys are {', '.join(_HOOK_KEYS)}.")

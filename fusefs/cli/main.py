@@ -55,7 +55,7 @@ COMMANDS = {
         "Pass a tool's output on, or store it and print a preview where it is too long for a model.",
     ),
     "offload-hook": (
-        "fusefs.cli.offload:offload_hook",
+        "fusefs.cli.offload_hook:offload_hook",
         "Be the hook of an agent that stores its tools' long results and shows it a preview.",
     ),
     "grep": ("fusefs.cli.grep:grep", "Find lines in an agent's files, without a mount."),
