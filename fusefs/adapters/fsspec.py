@@ -153,7 +153,7 @@ class FusefsFileSystem(AbstractFileSystem):
             return self._portal.call(work, self._portal.backend, *args)
         except FsError as error:
             told = outcome(error)
-            raise OSError(told.errno, f"{error.message}. {told.hint}".strip(), error.path) from error
+            raise OSError(told.errno, told.sentence, error.path) from error
 
 
 def _pass_over_missing(error: OSError) -> None:

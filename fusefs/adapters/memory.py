@@ -101,7 +101,7 @@ class MemoryTool(BetaAbstractMemoryTool):
         try:
             normal = self._backend.path(path)
         except FsError as error:
-            raise ToolError(_text(error)) from None
+            raise ToolError(outcome(error).sentence) from None
         if not paths.is_within(normal, paths.MEMORIES):
             raise ToolError(f"Path must start with {paths.MEMORIES}, got: {path}")
         return normal
@@ -115,7 +115,7 @@ class MemoryTool(BetaAbstractMemoryTool):
         except NotFound as error:
             raise ToolError(f"The path {error.path} does not exist. Please provide a valid path.") from None
         except FsError as error:
-            raise ToolError(_text(error)) from None
+            raise ToolError(outcome(error).sentence) from None
 
     async def _view(self, path: str, command: BetaMemoryTool20250818ViewCommand) -> str:
         try:
@@ -175,11 +175,6 @@ class MemoryTool(BetaAbstractMemoryTool):
             )
         lines.insert(line, text.rstrip("\n"))
         await self._backend.write(path, "\n".join(lines) + "\n", seen)
-
-
-def _text(error: FsError) -> str:
-    told = outcome(error)
-    return f"{told.text}. {told.hint}".strip()
 
 
 def _numbered(lines: list[str], first: int) -> str:

@@ -94,7 +94,7 @@ class Stack:
                 span.failed(found.error_type, is_fault=is_fault)
                 if is_fault:
                     _log.warning("tool.failed", tool=call.name if known else "unknown", error=found.error_type)
-                return ToolResult(" ".join(filter(None, (found.text, found.hint))), is_error=True)
+                return ToolResult(f"Error: {found.sentence}", is_error=True)
             if result.is_error:
                 span.failed("refused")
             return result

@@ -336,6 +336,11 @@ class Outcome:
     hint: str
     error_type: str
 
+    @property
+    def sentence(self) -> str:
+        """The text and what can be done about it, for a reader who is shown nothing else."""
+        return f"{self.text}. {self.hint}".strip()
+
 
 def outcome(exc: BaseException) -> Outcome:
     """Translate any exception. What is not an `FsError` is a fault of ours: EIO, 500, 70, and no detail."""

@@ -57,7 +57,7 @@ def make_tool(name: str, description: Description, run: Run, *, read_only: bool 
 def error_text(error: FsError) -> str:
     """What a model is told of a refusal."""
     told = outcome(error)
-    lines = [f"Error: {told.text}. {told.hint}".strip()]
+    lines = [f"Error: {told.sentence}"]
     if isinstance(error, NoMatch) and error.excerpt:
         lines.append(f"The nearest lines of the file are:\n{error.excerpt}")
     return "\n".join(lines)[:_ERROR_CHARS]

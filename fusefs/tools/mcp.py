@@ -80,7 +80,7 @@ def _answered(
             if told.http == 500:
                 _log.exception("mcp.failed", method=ctx.method)
             code = types.INVALID_PARAMS if told.http < 500 else types.INTERNAL_ERROR
-            raise MCPError(code, _clean(f"{told.text}. {told.hint}".strip())) from None
+            raise MCPError(code, _clean(told.sentence)) from None
 
     return answer
 

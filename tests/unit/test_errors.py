@@ -127,3 +127,8 @@ def test_default_limits() -> None:
         1024,
         255,
     )
+
+
+def test_a_sentence_says_what_can_be_done() -> None:
+    assert outcome(NotFound("gone", path="/a", hint="Look elsewhere.")).sentence == "/a: gone. Look elsewhere."
+    assert outcome(NotFound(path="/a")).sentence == "/a: No such file or directory."
