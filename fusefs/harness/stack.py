@@ -15,7 +15,8 @@ from enum import IntEnum
 from typing import ClassVar
 
 from fusefs import telemetry
-from fusefs.rules.errors import BadConfig, outcome
+from fusefs.rules.errors import BadConfig, FsError
+from fusefs.services.answers import error_result
 from fusefs.services.inputs import BadInput, Inputs, unknown_tool
 from fusefs.services.tooling import Handler, Tool, ToolCall, ToolResult, invalid_input
 
@@ -82,19 +83,16 @@ class Stack:
         return tuple(part for part in (middleware.prompt() for middleware in self.middlewares) if part)
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Run one call through every wrapper. Never raises for what a tool or a middleware did: such a result names the
-        kind of the error and nothing else of it."""
-        known = call.name in self.tools
-        with telemetry.tool_call(call.name if known else "unknown", call.id) as span:
+        """Run one call through every wrapper. Never raises for what a tool or a middleware did."""
+        name = call.name if call.name in self.tools else "unknown"
+        with telemetry.tool_call(name, call.id) as span:
             try:
                 result = await self._handler(call)
             except Exception as error:  # noqa: BLE001  (a tool is anybody's code; the model is told, the loop goes on)
-                found = outcome(error)
-                is_fault = found.http in (500, 503)
-                span.failed(found.error_type, is_fault=is_fault)
-                if is_fault:
-                    _log.warning("tool.failed", tool=call.name if known else "unknown", error=found.error_type)
-                return ToolResult(f"Error: {found.sentence}", is_error=True)
+                if not isinstance(error, FsError):
+                    # Its kind alone: the tool may be anybody's, and what its message holds nobody knows.
+                    _log.warning("tool.failed", tool=name, error=type(error).__name__)
+                return error_result(error, span)
             if result.is_error:
                 span.failed("refused")
             return result

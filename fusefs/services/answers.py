@@ -17,6 +17,7 @@ from fusefs.rules.text import MAX_ANSWER_CHARS, number_lines
 from fusefs.services.descriptions import Description
 from fusefs.services.inputs import BadInput, Inputs
 from fusefs.services.tooling import Tool, ToolCall, ToolResult, invalid_input
+from fusefs.telemetry import ToolCallSpan
 
 _log = telemetry.get_logger()
 _ERROR_CHARS = 4000
@@ -42,22 +43,26 @@ def make_tool(name: str, description: Description, run: Run, *, read_only: bool 
                 span.failed("BadInput")
                 return invalid_input(tool, str(error))
             except FsError as error:
-                told = outcome(error)
-                span.failed(told.error_type, is_fault=told.http in (500, 503))
-                return ToolResult(error_text(error), is_error=True)
+                return error_result(error, span)
             except Exception as error:  # noqa: BLE001  (whatever it is, a model gets an answer and no traceback)
-                span.failed(type(error).__name__, is_fault=True)
                 _log.exception("tool.failed", tool=name)
-                return ToolResult(f"Error: {outcome(error).text}", is_error=True)
+                return error_result(error, span)
 
     tool = Tool(name, description.text, description.schema, handler, read_only, destructive=not read_only)
     return tool
 
 
-def error_text(error: FsError) -> str:
-    """What a model is told of a refusal."""
+def error_result(error: Exception, span: ToolCallSpan) -> ToolResult:
+    """The result of a call that raised, which its span is told of as well."""
     told = outcome(error)
-    lines = [f"Error: {told.sentence}"]
+    span.failed(told.error_type, is_fault=told.http in (500, 503))
+    return ToolResult(error_text(error), is_error=True)
+
+
+def error_text(error: Exception) -> str:
+    """What a model is told of an error. What is no refusal is our fault: its kind, and no more."""
+    told = outcome(error)
+    lines = [f"Error: {told.sentence if isinstance(error, FsError) else told.text}"]
     if isinstance(error, NoMatch) and error.excerpt:
         lines.append(f"The nearest lines of the file are:\n{error.excerpt}")
     return "\n".join(lines)[:_ERROR_CHARS]

@@ -5,11 +5,12 @@ from fusefs.telemetry.logs import get_logger, setup_logging
 from fusefs.telemetry.metrics import configure, is_measuring, register_file_count
 from fusefs.telemetry.operations import Operation, operation
 from fusefs.telemetry.results import observe_result
-from fusefs.telemetry.toolcalls import add_event, tool_call
+from fusefs.telemetry.toolcalls import ToolCallSpan, add_event, tool_call
 
 __all__ = [
     "Counters",
     "Operation",
+    "ToolCallSpan",
     "add_event",
     "configure",
     "counters",

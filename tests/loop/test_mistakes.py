@@ -81,7 +81,7 @@ async def test_a_tool_that_raises(scripted: Script, log: io.StringIO) -> None:
     assert first == {
         "type": "tool_result",
         "tool_use_id": "toolu_1",
-        "content": "Error: internal error (KeyError). See the log.",
+        "content": "Error: internal error (KeyError)",
         "is_error": True,
     }
     assert "changed since you read it" in second["content"]

@@ -75,7 +75,7 @@ async def test_a_middleware_that_raises_is_an_error_result(log: io.StringIO) -> 
             return wrapped
 
     result = await Stack([Failing()], [tool("own", echo)]).call(ToolCall("1", "own", {}))
-    assert (result.is_error, result.for_llm) == (True, "Error: internal error (OSError). See the log.")
+    assert (result.is_error, result.for_llm) == (True, "Error: internal error (OSError)")
     assert "secret" not in log.getvalue()
 
 
