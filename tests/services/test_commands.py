@@ -210,6 +210,7 @@ async def test_nothing_waits_for_a_person(tmp_path: Path) -> None:
     result = await bash(script, directory=str(tmp_path))
     assert result.ended.exit_code == 1
     assert "There was a problem with the editor" in result.text
+    assert (await bash("echo $PAGER $TERM")).text == "cat dumb"
 
 
 async def test_the_way_to_the_database_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
