@@ -52,6 +52,8 @@ def handle(message: dict[str, Any]) -> None:
             answer(message.get("id"), os.getpid())
             while params.get("for ever"):
                 signal.pause()
+        case "environment":
+            answer(message["id"], sorted(name for name in os.environ if name.startswith(("HANGO_", "PG"))))
         case "stderr":
             os.write(2, b"said aside\n")
 

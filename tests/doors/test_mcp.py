@@ -201,17 +201,20 @@ async def until(condition: Callable[[], bool]) -> None:
             await trio.sleep(0.02)
 
 
+async def cancel_a_query(client: Client, namespace: harness.Namespace) -> None:
+    """Cancel a call whose query waits for a lock, and see the query end while the lock is still held."""
+    with locked(namespace):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.call_tool, "grep", {"pattern": "x"})
+            await until(lambda: waiting(namespace) == 1)
+            nursery.cancel_scope.cancel()
+        await until(lambda: waiting(namespace) == 0)
+
+
 async def test_a_cancelled_request_cancels_its_query(namespace: harness.Namespace, suite_dir: Path) -> None:
     async with over_stdio(namespace, harness.command_environment(suite_dir, namespace.dsn)) as client:
         await client.call_tool("write_file", {"path": "/f", "content": "x\n"})
-        with locked(namespace) as lock:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(client.call_tool, "grep", {"pattern": "x"})
-                await until(lambda: waiting(namespace) == 1)
-                nursery.cancel_scope.cancel()
-            # The lock is still held: only the end of the query itself makes its backend wait no more.
-            await until(lambda: waiting(namespace) == 0)
-            lock.rollback()
+        await cancel_a_query(client, namespace)
         assert "/f:1:x" in text_of(await client.call_tool("grep", {"pattern": "x"}))
 
 
@@ -531,13 +534,7 @@ async def test_the_official_client_works_over_http(http: Http, module_namespace:
                 lock.rollback()
 
             await client.call_tool("grep", {"pattern": "é"}, progress_callback=note)
-        with locked(module_namespace) as lock:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(client.call_tool, "grep", {"pattern": "é"})
-                await until(lambda: waiting(module_namespace) == 1)
-                nursery.cancel_scope.cancel()
-            await until(lambda: waiting(module_namespace) == 0)
-            lock.rollback()
+        await cancel_a_query(client, module_namespace)
     assert told == [1.0]
     gc.collect()
 

@@ -315,6 +315,16 @@ def test_results_go_into_the_database_of_a_named_agent(suite_dir: Path, module_n
     assert rows == [(LONG, "system")]
 
 
+def test_the_server_does_not_get_the_way_to_the_database(suite_dir: Path, module_namespace: harness.Namespace) -> None:
+    env = harness.command_environment(suite_dir, module_namespace.dsn) | {"HANGO_FS_MCP_TOKEN": "t", "PGHOST": "its"}
+    conversation = Conversation(env, None, *through_database(module_namespace, "--session", "s1"))
+    try:
+        found = conversation.ask("environment")
+    finally:
+        conversation.discard()
+    assert found == ["HANGO_FS_DATA_DIR", "HANGO_FS_MAX_FILE_BYTES", "PGHOST"]
+
+
 def test_without_the_database_results_are_cut(suite_dir: Path, module_namespace: harness.Namespace) -> None:
     env = harness.command_environment(suite_dir, "postgresql://nobody@127.0.0.1:1/nothing?connect_timeout=2")
     conversation = Conversation(env, None, *through_database(module_namespace, "--session", "s1"))
