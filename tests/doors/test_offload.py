@@ -177,30 +177,32 @@ def test_postgres_away_is_told_and_cut(bare_fusefs: Fusefs, tmp_path: Path) -> N
     assert "could not be stored (" in done.stderr
 
 
-def test_a_read_only_mount_is_told_and_cut(mount: harness.MountFactory, bare_fusefs: Fusefs) -> None:
-    where = mount("--tenant", mount.namespace.tenant, layout="all")
-    inside = where.path / mount.namespace.tenant / mount.namespace.agent
-    done = bare_fusefs("offload", "--dir", str(inside), stdin=BIG.encode())
+def test_a_read_only_mount_is_told_and_cut(module_mount: harness.MountFactory, bare_fusefs: Fusefs) -> None:
+    namespace = module_mount.namespace
+    where = module_mount("--tenant", namespace.tenant, layout="all")
+    done = bare_fusefs("offload", "--dir", str(where.path / namespace.tenant / namespace.agent), stdin=BIG.encode())
     assert is_cut(done.text, "could not be stored (Read-only file system)")
 
 
-def test_a_full_quota_is_told_and_cut(mount: harness.MountFactory, bare_fusefs: Fusefs) -> None:
-    where = mount(session="s-quota")
-    scope = (mount.namespace.tenant_id, mount.namespace.agent_id, 1000)
-    mount.namespace.execute("select fusefs_set_quotas_v1(%s, %s, %s, null)", scope)
+def test_a_full_quota_is_told_and_cut(module_mount: harness.MountFactory, bare_fusefs: Fusefs) -> None:
+    namespace = harness.make_namespace(module_mount.namespace.dsn)
+    where = module_mount(session="s-quota", namespace=namespace)
+    quota = (namespace.tenant_id, namespace.agent_id, 1000)
+    namespace.execute("select fusefs_set_quotas_v1(%s, %s, %s, null)", quota)
     done = bare_fusefs("offload", "--dir", str(where.path), stdin=BIG.encode())
     assert is_cut(done.text, "could not be stored (Disk quota exceeded)")
 
 
-def test_a_mount_that_is_dead_is_told_and_cut(mount: harness.MountFactory, bare_fusefs: Fusefs) -> None:
-    where = mount(session="s-dead")
+def test_a_mount_that_is_dead_is_told_and_cut(module_mount: harness.MountFactory, bare_fusefs: Fusefs) -> None:
+    where = module_mount(session="s-dead")
     where.kill()
     done = bare_fusefs("offload", "--dir", str(where.path), stdin=BIG.encode())
     assert is_cut(done.text, "could not be stored (Transport endpoint is not connected)")
+    where.destroy()
 
 
-def test_a_text_over_the_mounts_file_limit_is_in_parts(mount: harness.MountFactory, bare_fusefs: Fusefs) -> None:
-    where = mount("--max-file-bytes", "50000", session="s-parts")
+def test_a_text_over_the_mounts_file_limit_is_in_parts(module_mount: harness.MountFactory, bare_fusefs: Fusefs) -> None:
+    where = module_mount("--max-file-bytes", "50000", session="s-parts")
     text = bare_fusefs("offload", "--tool-call-id", "p", "--dir", str(where.path), stdin=BIG.encode()).text
     assert "Path: /large_tool_results/s-parts/p/001 to /003, one text in 3 files\n" in text
     parts = where.path / "large_tool_results" / "s-parts" / "p"
