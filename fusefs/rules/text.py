@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, islice
+from operator import add
 
 MAX_LINE_CHARS = 5000
 """What is shown of one line (HF-04)."""
@@ -121,7 +124,15 @@ def _piece(every: Sequence[str], offset: int, column: int) -> Page:
 
 def number_lines(lines: Sequence[str], first: int) -> str:
     """Lines as `%6d`, a tab, and the text (HF-04)."""
-    return "\n".join([f"{number:6d}\t{line}" for number, line in enumerate(lines, first)])
+    thousands = range(first // 1000, (first + len(lines)) // 1000 + 1)
+    numbers = chain.from_iterable(map(_numbers, thousands))
+    return "\n".join(map(add, islice(numbers, first % 1000, None), lines))
+
+
+@lru_cache(maxsize=32)
+def _numbers(thousand: int) -> tuple[str, ...]:
+    """A thousand numbers as they are shown. Kept, since to format them took longer than all else of a read."""
+    return tuple(f"{number:6d}\t" for number in range(thousand * 1000, thousand * 1000 + 1000))
 
 
 def binary_notice(size_bytes: int) -> str:

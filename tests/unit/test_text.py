@@ -39,6 +39,10 @@ def test_a_line_ends_with_lf_or_crlf_only(text: str, lines: list[str]) -> None:
 
 def test_numbers_are_six_wide_and_followed_by_a_tab() -> None:
     assert number_lines(["a", "", "\tb"], 9) == "     9\ta\n    10\t\n    11\t\tb"
+    assert number_lines([], 1) == ""
+    for first in (1, 998, 1000, 999_999):
+        expected = [f"{number:6d}\tx" for number in range(first, first + 2500)]
+        assert number_lines(["x"] * 2500, first).split("\n") == expected
 
 
 def page(text: str, **arguments: int) -> tuple[tuple[str, ...], int, int, int | None, int | None]:
