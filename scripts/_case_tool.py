@@ -51,6 +51,7 @@ def start(path: str, directory: str) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # who reads ours would wait for the server to end
+        cwd="/",  # ours may be in the mount, which could not be unmounted
         start_new_session=True,
     )
     assert server.stdout is not None

@@ -76,6 +76,33 @@ def test_case_of_the_tool_layer(cases_mount: harness.Mount, module_pg: str, suit
     assert " PASS " in _run(number, cases_mount.path, RWC_TOOL=tool, **environment)
 
 
+def test_l31_a_root_may_be_named_in_any_way(
+    cases_mount: harness.Mount, module_pg: str, suite_dir: Path, tmp_path: Path
+) -> None:
+    """Through a symlink, with a slash at the end, relative: what is in it is read, and nothing else (L31)."""
+    (cases_mount.path / "root" / "sub").mkdir(parents=True)
+    (cases_mount.path / "root" / "sub" / "f").write_text("inside\n")
+    (cases_mount.path / "outside").write_text("secret\n")
+    (cases_mount.path / "root" / "out").symlink_to("/etc/passwd")
+    (tmp_path / "link").symlink_to(cases_mount.path / "root")
+
+    def call(root: str, arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [harness.ROOT / "scripts" / "case-tool", root, "read_file"]
+        env = harness.command_environment(suite_dir, module_pg)
+        return subprocess.run(
+            command, input=arguments, env=env, cwd=cases_mount.path, capture_output=True, text=True, check=False
+        )
+
+    for root in (str(tmp_path / "link"), f"{tmp_path}/link/", f"{cases_mount.path}/root/", "root", "./root/."):
+        done = call(root, '{"path": "sub/f"}')
+        assert (done.returncode, "\tinside\n" in done.stdout) == (0, True), root
+    for arguments in ('{"path": "../outside"}', '{"path": "out"}', '{"path": "sub/../../outside"}'):
+        done = call("root", arguments)
+        assert done.returncode == 1
+        assert "secret" not in done.stdout
+        assert "root:" not in done.stdout
+
+
 @pytest.mark.parametrize("number", _numbers(TWO_MOUNTS))
 def test_case_of_two_mounts(cases_mount: harness.Mount, second_mount: harness.Mount, number: str) -> None:
     for mount in (cases_mount, second_mount):

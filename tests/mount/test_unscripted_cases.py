@@ -183,6 +183,38 @@ def test_l07_a_fault_in_a_handler_ends_neither_the_mount_nor_other_calls(
     assert "ZeroDivisionError" in str(faults[0])
 
 
+# L11: errors at close
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("cp {source} f", "Disk quota exceeded"),
+        ("cat {source} > f", "Disk quota exceeded"),
+        ("sed -i s/x/yy/ g", "quota"),
+    ],
+)
+def test_l11_what_the_database_refuses_is_told_by_the_tool(
+    mount: harness.MountFactory, namespace: harness.Namespace, tmp_path: Path, command: str, text: str
+) -> None:
+    """By close at the latest: nothing is left to the release, which nobody waits for. (Lost races:
+    test_versions.py::test_tool_that_checks_close_exits_non_zero.)"""
+    one = mount()
+    one.expect_log("refused|quota")
+    (one.path / "f").write_text("old\n")
+    (one.path / "g").write_text("x" * 3000)
+    source = tmp_path / "source"
+    source.write_text("y" * 3000)
+    namespace.execute("select fusefs_set_quotas_v1(%s, %s, 3004, null)", (namespace.tenant_id, namespace.agent_id))
+    done = subprocess.run(
+        ["bash", "-c", command.format(source=source)], cwd=one.path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert text in done.stderr
+    assert (one.path / "f").read_text() in {"old\n", ""}
+    assert (one.path / "g").read_text() == "x" * 3000
+
+
 # L33: large databases
 
 FILL = """

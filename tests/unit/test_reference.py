@@ -8,14 +8,18 @@ import re
 import pytest
 
 from fusefs.cli.pages import VARIABLES, render_configuration, render_errors
+from fusefs.cli.toolpage import HISTORY, TOOLS, render_tools
 from fusefs.rules.errors import FsError, all_errors
+from fusefs.services import descriptions
+from fusefs.services.descriptions import Description
 from tests.harness import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
 
 
 @pytest.mark.parametrize(
-    ("name", "rendered"), [("configuration.md", render_configuration()), ("errors.md", render_errors())]
+    ("name", "rendered"),
+    [("configuration.md", render_configuration()), ("errors.md", render_errors()), ("tools.md", render_tools())],
 )
 def test_a_made_page_is_up_to_date(name: str, rendered: str) -> None:
     assert (REFERENCE / name).read_text(encoding="utf-8") == rendered, "run scripts/make-reference"
@@ -29,6 +33,11 @@ def test_every_error_is_on_its_page() -> None:
         row = next(line for line in page.splitlines() if line.startswith(f"| {error.__name__} |"))
         assert f"| {errno.errorcode[error.errno]} (" in row
         assert f"| {error.http} | {error.exit_code} |" in row
+
+
+def test_the_page_has_every_tool_that_is_served() -> None:
+    described = [value for value in vars(descriptions).values() if isinstance(value, Description)]
+    assert {id(each) for each in described} == {id(each) for each in (*TOOLS.values(), *HISTORY.values())}
 
 
 def test_every_variable_that_the_code_reads_is_documented() -> None:
