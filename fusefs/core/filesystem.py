@@ -161,6 +161,7 @@ class Handle:
             version was superseded by others is refused.
         failed: set by the first refusal; every later write and flush repeats it.
         kept: what was written when it was refused is a conflict.
+        direct: the kernel reads and writes past its pages, so that nothing of a mapping comes through it.
         serial: identifies the handle in `write_handle`.
         created: this handle made the file.
         calm: the inode's count of voids at the open; None: the kernel may have been about to drop what it knows, or the
@@ -177,6 +178,7 @@ class Handle:
         "append",
         "calm",
         "created",
+        "direct",
         "failed",
         "fh",
         "flushes",
@@ -204,6 +206,7 @@ class Handle:
         self.failed: FsError | None = None
         self.kept = False
         self.calm: int | None = None
+        self.direct = False
         self.untold = False
         self.flushes = 0
         self.serial = secrets.randbits(62)

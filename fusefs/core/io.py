@@ -82,13 +82,16 @@ class FileIo:
         if inode.buffer is not None and inode.buffer.replaces and inode.buffer.expected is not None:
             handle.version = inode.buffer.expected
         keep = self._keep_cache(inode)
+        own = inode.buffer is not None and inode.buffer.uncommitted
         if handle.readable and inode.calm == inode.voids:
             handle.calm = inode.voids
-            own = inode.buffer is not None and inode.buffer.uncommitted
             if node.committed and not own and (keep or node.size == 0):
                 self.session.saw(node, node.version)  # the kernel has it, and need not ask
+        # The kernel appends at the size that it knows, without asking. Where that may be an old one, such a handle's
+        # write at 0 must not be taken for a page of a mapping that comes back.
+        handle.direct = handle.append and handle.readable and not own and inode.told != node.version
         self.table.open(handle)
-        return Opened(handle, keep_cache=keep)
+        return Opened(handle, keep_cache=keep, direct_io=handle.direct)
 
     async def _calm_down(self, inode: Inode) -> None:
         """Let the kernel be past what it was told of an inode, so that what a process asks for after its open counts.
@@ -197,7 +200,7 @@ class FileIo:
                 if not node.gone:
                     raise
             else:
-                if handle is not None and inode.told not in (None, version):
+                if handle is not None and not handle.direct and inode.told not in (None, version):
                     version, content = await self._as_told(inode, version, content)
                 if handle is None or handle.shows:
                     self.session.saw(node, version)
@@ -248,7 +251,7 @@ class FileIo:
         inode = handle.inode
         node = inode.node
         # The one write that an O_APPEND handle makes at its offset: a dirty mmap page, written back.
-        page = handle.readable and offset % _PAGE == 0 and offset < handle.size_at_open
+        page = handle.readable and not handle.direct and offset % _PAGE == 0 and offset < handle.size_at_open
         append = handle.append and not page
         if inode.buffer is not None and inode.buffer.unsettled is not None:
             async with inode.lock:

@@ -268,6 +268,18 @@ def test_rename_of_a_file_that_others_gave_its_new_name(duo: Duo) -> None:
     assert duo.files.content("g") == b"one\n"
 
 
+def test_append_at_a_size_that_the_kernel_knew_before(duo: Duo) -> None:
+    """The kernel appends at the size that it knows: 0 here, which could be a page of a mapping that is written back."""
+    duo.b.ok("exec 3> f; exec 3>&-; exec 3>> f")
+    eventually(lambda: os.stat(duo.a / "f").st_size == 0, "the empty file in session a")
+    duo.b.ok("printf 0123456789 > f")
+    told(duo)
+    with open(os.open(duo.a / "f", os.O_RDWR | os.O_APPEND), "r+b", buffering=0) as log:
+        log.write(b"mine")
+        assert os.pread(log.fileno(), 100, 0) == b"0123456789mine"
+    assert duo.files.content("f") == b"0123456789mine"
+
+
 def test_claim_that_others_wrote_to_before_it_was_answered(duo: Duo) -> None:
     opened: list[int] = []
     duo.a.ok("true")
