@@ -275,7 +275,7 @@ class FileIo:
                 self.ns.usage.check(node.path, end - node.size)
                 return await self.write(handle, offset, data)  # there is room by now; begin anew after the wait
         except StaleVersion as error:
-            await self.commits.lose(inode, handle, error, _with_write(buffer, offset, data))
+            await self.commits.lose(inode, handle, error, _with_write(buffer, None if append else offset, data))
             raise
         except FsError as error:
             self.commits.fail(inode, handle, "write", error)
@@ -430,12 +430,13 @@ def _shown(version: int) -> int | None:
     return None if version in (UNCOMMITTED, SUPERSEDED) else version
 
 
-def _with_write(buffer: Buffer | None, offset: int, data: bytes) -> bytes:
-    """What the writer wanted, for the conflict: its buffer with the refused write in it."""
+def _with_write(buffer: Buffer | None, offset: int | None, data: bytes) -> bytes:
+    """What the writer wanted, for the conflict: its buffer with the refused write in it; what is appended (offset None)
+    with what waits to be committed."""
     if buffer is None:
         return data
-    if not buffer.whole:
-        return bytes(buffer.data) + data
+    if offset is None or not buffer.whole:
+        return bytes(buffer.data if buffer.uncommitted else b"") + data
     wanted = Buffer(None, bytearray(buffer.data), whole=True)
     wanted.write(offset, data)
     return bytes(wanted.data)

@@ -280,6 +280,22 @@ def test_append_at_a_size_that_the_kernel_knew_before(duo: Duo) -> None:
     assert duo.files.content("f") == b"0123456789mine"
 
 
+def test_refused_append_is_kept_as_it_is(duo: Duo) -> None:
+    """Not at the offset that the kernel gave it, nor behind a content that was committed before."""
+    duo.given("f")
+    first = os.open(duo.a / "f", os.O_RDWR)
+    os.pwrite(first, b"ONE", 0)
+    os.fsync(first)
+    second = os.open(duo.a / "f", os.O_WRONLY | os.O_APPEND)
+    duo.b.ok("rm f")
+    told(duo)
+    with refused(errno.ESTALE):
+        os.write(second, b"mine")
+    for fd in (first, second):
+        assert errno_of(lambda fd=fd: os.close(fd)) == errno.ESTALE
+    assert duo.files.conflicts("f") == [b"mine"]
+
+
 def test_claim_that_others_wrote_to_before_it_was_answered(duo: Duo) -> None:
     opened: list[int] = []
     duo.a.ok("true")
