@@ -75,7 +75,9 @@ class MountedResults:
 
 def find(directory: str, call: Caller = in_place) -> MountedResults:
     """The results of the session whose mounted namespace a directory lies in: the nearest directory, upwards, with a
-    `.fusefs/status` that names a session.
+    control directory that names a session.
+
+    A control directory is absent from listings. One that is listed was made by somebody, perhaps to lead us elsewhere.
 
     Raises NotFound where there is none, OSError where the mount does not answer.
     """
@@ -86,9 +88,10 @@ def find(directory: str, call: Caller = in_place) -> MountedResults:
         except (FileNotFoundError, NotADirectoryError, PermissionError, ValueError):
             continue
         session = status.get("session") if isinstance(status, dict) else None
-        if isinstance(session, str) and valid_session(session):
-            limit = status.get("max_file_bytes")
-            return MountedResults(
-                str(root), session, limit if isinstance(limit, int) and limit > 0 else Limits().max_file_bytes, call
-            )
+        if not isinstance(session, str) or not valid_session(session) or CONTROL_NAME in os.listdir(root):
+            continue
+        limit = status.get("max_file_bytes")
+        if not isinstance(limit, int) or limit < 1:
+            limit = Limits().max_file_bytes
+        return MountedResults(str(root), session, limit, call)
     raise NotFound(f"{start} is in no mounted namespace of a session")

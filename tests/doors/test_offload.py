@@ -47,11 +47,22 @@ def test_a_mount_tells_its_session_and_its_limit(root: Path) -> None:
     assert (found.root, found.session, found.max_file_bytes) == (str(root), "s-mount", harness.MAX_FILE_BYTES)
 
 
-def test_a_directory_in_no_mount_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "status", ["[1]", "{", '{"session": "../x"}', '{"session": "s-mount", "max_file_bytes": 1000}']
+)
+def test_a_control_directory_that_somebody_made_leads_nowhere(tmp_path: Path, status: str) -> None:
+    """Else who may write there would choose where the results go."""
     (tmp_path / ".fusefs").mkdir()
-    (tmp_path / ".fusefs" / "status").write_text("[1]")
+    (tmp_path / ".fusefs" / "status").write_text(status)
     with pytest.raises(NotFound, match="is in no mounted namespace"):
         mounted_results.find(str(tmp_path))
+
+
+def test_a_control_directory_made_in_the_mount_is_passed_over(root: Path) -> None:
+    made = root / "made" / ".fusefs"
+    made.mkdir(parents=True)
+    (made / "status").write_text('{"session": "s-other"}')
+    assert mounted_results.find(str(root / "made")).root == str(root)
 
 
 @pytest.mark.parametrize("call", [mounted_results.in_place, trio.to_thread.run_sync], ids=["in place", "in a thread"])
