@@ -30,7 +30,12 @@ class Conversation:
     """A client's side of one run of the proxy."""
 
     def __init__(
-        self, env: dict[str, str], directory: Path | None, *options: str, command: Sequence[str | Path] = FAKE
+        self,
+        env: dict[str, str],
+        directory: Path | None,
+        *options: str,
+        command: Sequence[str | Path] = FAKE,
+        cwd: Path | None = None,
     ) -> None:
         # A file, not a pipe: what a server leaves running holds it open.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `discard`)
@@ -39,6 +44,7 @@ class Conversation:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
+            cwd=cwd,
             env=env,
         )
         assert self.process.stdin is not None
@@ -293,6 +299,21 @@ def test_a_server_that_does_not_start(start: Callable[..., Conversation], comman
     assert (ended, out) == (code, b"")
     assert err.decode().startswith(f"fusefs: {command}: ")
     assert err.count(b"\n") == 1
+
+
+@pytest.mark.kernel
+def test_in_a_mount_the_shell_finds_what_was_stored(suite_dir: Path, mount: harness.MountFactory) -> None:
+    mounted = mount(session="s9")
+    conversation = Conversation(harness.command_environment(suite_dir), None, cwd=mounted.path)
+    try:
+        preview = conversation.call(text=LONG)["content"][0]["text"]
+        assert conversation.end()[0] == 0
+    finally:
+        conversation.discard()
+    shell = next(line for line in preview.splitlines() if line.startswith("Shell: "))
+    file = shell.removeprefix("Shell: ").split(";")[0]
+    done = subprocess.run(["bash", "-c", f'{file}; cat "$F"'], capture_output=True, check=True)
+    assert done.stdout == LONG.encode()
 
 
 # Into the database
