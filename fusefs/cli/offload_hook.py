@@ -71,7 +71,8 @@ def _answer(agent: agenthooks.Agent | None, token_limit: int, values: dict[str, 
     event = agenthooks.parse(data, agent)
     if event.is_exempt:
         return b""
-    values["directory"] = values["directory"] or event.directory or None
+    if not options.was_said("agent"):
+        values["directory"] = values["directory"] or event.directory or None
     if values["session"] is None and valid_session(event.session):
         values["session"] = event.session
     previews: dict[agenthooks.Key, str] = {}

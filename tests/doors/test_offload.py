@@ -429,6 +429,14 @@ def test_the_hook_stores_into_the_database_as_the_agents_session(
     assert agent.execute("select content from agent_files where path like '/large%%toolu_1'") == [(BIG,)]
 
 
+def test_agent_on_the_hooks_command_line_goes_before_the_mount(
+    root: Path, fusefs: Fusefs, agent: harness.Namespace
+) -> None:
+    answer(fusefs, claude(BIG, tool_use_id="hooked"), root, "--tenant", agent.tenant, "--agent", agent.agent)
+    assert agent.execute("select path from agent_files where content <> ''") == [("/large_tool_results/abc/hooked",)]
+    assert not (root / "large_tool_results" / "s-mount" / "hooked").exists()
+
+
 def test_a_hook_that_cannot_store_cuts(bare_fusefs: Fusefs, tmp_path: Path) -> None:
     done = bare_fusefs("offload-hook", stdin=json.dumps(claude(BIG, cwd=str(tmp_path))).encode())
     assert is_cut(json.loads(done.stdout)["hookSpecificOutput"]["updatedToolOutput"], "in no mounted namespace")
