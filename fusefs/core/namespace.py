@@ -144,15 +144,18 @@ class Namespace:
         row along, and another row than the one meant is asked for again.
         """
         attempts = 0
+        above = False
         while not directory.loaded:
             if directory.gone:
                 return
             if (event := self._loading.get(directory)) is not None:
                 await event.wait()
                 continue
-            if directory.parent is not None and not directory.parent.loaded and attempts == 0 and self.live:
+            if not above and directory.parent is not None and not directory.parent.loaded and self.live:
                 # What is above may have moved while nobody listened.
+                above = True
                 await self.load(directory.parent)
+                continue  # another caller may have begun meanwhile
             attempts += not directory.doubted
             if attempts > _ATTEMPTS:
                 raise StaleVersion("the directory is being moved about", path=directory.path)

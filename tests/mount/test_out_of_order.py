@@ -176,3 +176,30 @@ def test_rename_of_a_file_that_another_session_of_the_daemon_replaced_meanwhile(
         eventually(lambda side=side: not (side / "a").exists(), "the name has gone")
         assert "a" not in os.listdir(side)
         assert (side / "d" / "f").read_bytes() == b"second"
+
+
+def test_two_look_ups_in_a_directory_below_one_that_is_being_listed(
+    behind: Path, other: Path, line: Line, held: Callable[[bytes, Callable[[], object]], Call]
+) -> None:
+    """Both wait for the listing above; one of them lists, and the other waits for it."""
+    (other / "e" / "d").mkdir(parents=True)
+    for name in ("f", "g"):
+        (other / "e" / "d" / name).write_bytes(b"text")
+    eventually((behind / "e" / "d").exists, "the directory")
+    inside = os.open(behind / "e" / "d", os.O_RDONLY | os.O_DIRECTORY)
+    for number in range(3):
+        reconnects = harness.status_at(behind)["listener_reconnects"]
+        line.cut(Which.LISTENER)
+
+        def again(before: int = reconnects) -> bool:
+            status = harness.status_at(behind)
+            return bool(status["live"]) and status["listener_reconnects"] > before
+
+        eventually(again, "announcements are back, and every directory is to be listed again")
+        first = held(b"load_directory", lambda: os.stat("f", dir_fd=inside))
+        asked = harness.status_at(behind)["requests"]["lookup"]
+        second = Call(lambda: os.stat("g", dir_fd=inside))
+        eventually(lambda asked=asked: harness.status_at(behind)["requests"]["lookup"] > asked + 1, "it asks, too")
+        line.thaw()
+        assert (first.join(), second.join()) == (0, 0), f"round {number}"
+    os.close(inside)

@@ -140,22 +140,26 @@ def load(namespace: Namespace, top: str) -> tuple[list[Row], dict[str, tuple[str
         rows = conn.execute(
             "SELECT file_id::text, version, seq, (extract(epoch from at) * 1000000)::bigint * 1000, op, kind,"
             f" substr(path, {start}), substr(old_path, {start}), size_bytes, updated_session, old_state, old_size,"
-            f" coalesce(old_content, encode(old_bytes, 'escape')) FROM agent_file_versions {where} ORDER BY seq",
+            f" coalesce(convert_to(old_content, 'UTF8'), old_bytes) FROM agent_file_versions {where} ORDER BY seq",
             scope,
         ).fetchall()
         files = conn.execute(
-            f"SELECT substr(path, {start}), id::text, version, kind, coalesce(encode(content_bytes, 'escape'), content)"
-            f" FROM agent_files {where}",
+            f"SELECT substr(path, {start}), id::text, version, kind,"
+            f" coalesce(content_bytes, convert_to(content, 'UTF8')) FROM agent_files {where}",
             scope,
         ).fetchall()
         conflicts = conn.execute(
             f"SELECT substr(path, {start}), session, content FROM agent_file_conflicts {where} ORDER BY at", scope
         ).fetchall()
     return (
-        [Row(*row) for row in rows],
-        {path: (node, version, None if kind == "dir" else text) for path, node, version, kind, text in files},
-        [Conflict(path, session, bytes(content).decode("latin-1")) for path, session, content in conflicts],
+        [Row(*row[:-1], _text(row[-1])) for row in rows],
+        {path: (node, version, None if kind == "dir" else _text(raw)) for path, node, version, kind, raw in files},
+        [Conflict(path, session, _text(raw) or "") for path, session, raw in conflicts],
     )
+
+
+def _text(raw: bytes | None) -> str | None:
+    return None if raw is None else raw.decode("latin-1")
 
 
 def check(run: Run) -> list[Violation]:
@@ -454,9 +458,10 @@ class _Oracle:
     def _rename(self, record: Record) -> Iterator[Violation]:
         made = [row for row in self._rows_in(record) if (row.old_path, row.path) == (record["p"], record["q"])]
         result = record["r"]
-        most = int(result == "ok" or result in UNKNOWN)
+        most = int(result == "ok")
         least = int(result == "ok" and not self._same_file(record))
-        if not least <= len(made) <= most and not self.away(record):
+        unsure = result in UNKNOWN or self.away(record)
+        if not least <= len(made) <= most and not unsure:
             yield self._violation("rename", f"answered {result}, and done {len(made)} times", [record], made)
 
     def _same_file(self, record: Record) -> bool:
@@ -471,7 +476,8 @@ class _Oracle:
         made = [r for r in self._rows_in(record) if r.op == "delete" and r.path == record["p"] and r.kind == "file"]
         result = record["r"]
         least = int(result == "ok" and not (not made and self._claimed(record)))
-        if not least <= len(made) <= int(result == "ok" or result in UNKNOWN) and not self.away(record):
+        unsure = result in UNKNOWN or self.away(record)
+        if not least <= len(made) <= int(result == "ok") and not unsure:
             yield self._violation("unlink", f"answered {result}, and done {len(made)} times", [record], made)
 
     def _claimed(self, record: Record) -> bool:

@@ -31,6 +31,7 @@ from fusefs.cli.processes import abort_connection
 from fusefs.db import embedded, migrate
 from tests import harness
 from tests.mount.model.crowd import Crowd, Figures, crowd
+from tests.mount.model.oracle import Violation
 
 ROUNDS = 12
 EACH = 60
@@ -53,6 +54,7 @@ class Soak:
         self._mount = harness.MountFactory(suite_dir, first)
         self._hosts = [self._mount(layout="host"), self._mount(layout="host")]
         self._crowd: Crowd | None = None
+        self._faults_told: set[str] = set()
 
     def close(self) -> None:
         for mount in reversed(self._mount.mounts):
@@ -130,11 +132,18 @@ class Soak:
             fresh.umount()
             fresh.destroy()
             self._mount.mounts.remove(fresh)
-        found += more
+        found += more + self._faults()
         self.figures.add(run, [])
         self.figures.violations += [f"seed {seed}: {one}" for one in found]
         if found and self._keep is not None:
             (self._keep / f"{seed}.pickle").write_bytes(pickle.dumps(run))
+
+    def _faults(self) -> list[Violation]:
+        """What a daemon caught and answered with EIO, since the last epoch."""
+        lines = [line for mount in self._mount.mounts for line in mount.unexpected_log() if "handler_failed" in line]
+        new = [line for line in lines if line not in self._faults_told]
+        self._faults_told.update(new)
+        return [Violation("fault in a daemon", line) for line in new]
 
     def _rescued(self) -> list[Path]:
         return list((self._dir / "state").rglob("*.rescued"))
