@@ -8,6 +8,8 @@ client waits for ever. Here each line that asks for something is answered:
 - JSON, but no message (nor a batch, which the protocol no longer has): an invalid request, with its id if it has one;
 - half of a surrogate pair in a string: the message goes on as it is, and whoever gets the string refuses it by name.
 
+A client that closes our stdin still gets the answers to what it asked, for up to 10 s.
+
 Threading: two tasks of the trio thread.
 """
 
@@ -29,6 +31,9 @@ from fusefs.tools.streams import MAX_LINE_BYTES, Lines, each_line, open_stream
 
 Incoming = SessionMessage | Exception
 
+_LAST_ANSWERS_S = 10.0
+"""How long requests that run may take once the client has closed our stdin."""
+
 
 async def serve(server: Server[Any], stdin: int, stdout: int) -> None:
     """Serve one client until it closes our stdin, or reads our stdout no more.
@@ -47,19 +52,54 @@ async def _transport(
     to_server, incoming = anyio.create_memory_object_stream[Incoming](0)
     outgoing, from_server = anyio.create_memory_object_stream[SessionMessage](0)
     async with open_stream(stdin) as reading, open_stream(stdout) as writing, trio.open_nursery() as nursery:
-        nursery.start_soon(_read, Lines(reading.receive_some), to_server, outgoing.clone())
-        nursery.start_soon(_write, from_server, writing, nursery.cancel_scope)
+        unanswered = _Unanswered()
+        nursery.start_soon(_read, Lines(reading.receive_some), to_server, outgoing.clone(), unanswered)
+        nursery.start_soon(_write, from_server, writing, unanswered, nursery.cancel_scope)
         yield incoming, outgoing
 
 
+class _Unanswered:
+    """The requests that run, so that a client which has said all it wanted (`printf … | fusefs mcp`) is answered."""
+
+    def __init__(self) -> None:
+        self._ids: set[types.RequestId] = set()
+        self._changed = trio.Condition()
+
+    def note(self, message: types.JSONRPCMessage) -> None:
+        """A message from the client."""
+        if isinstance(message, types.JSONRPCRequest):
+            self._ids.add(message.id)
+        elif isinstance(message, types.JSONRPCNotification) and message.method == "notifications/cancelled":
+            cancelled = (message.params or {}).get("requestId")
+            if isinstance(cancelled, int | str):
+                self._ids.discard(cancelled)
+
+    async def answered(self, message: types.JSONRPCMessage) -> None:
+        """A message to the client is on its way."""
+        if isinstance(message, types.JSONRPCResponse | types.JSONRPCError) and message.id is not None:
+            self._ids.discard(message.id)
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def wait_none(self) -> None:
+        async with self._changed:
+            while self._ids:
+                await self._changed.wait()
+
+
 async def _read(
-    lines: Lines, to_server: MemoryObjectSendStream[Incoming], answers: MemoryObjectSendStream[SessionMessage]
+    lines: Lines,
+    to_server: MemoryObjectSendStream[Incoming],
+    answers: MemoryObjectSendStream[SessionMessage],
+    unanswered: _Unanswered,
 ) -> None:
     is_overlong = False
     async with to_server, answers:
         while True:
             found, whole = await lines.next()
             if not found:
+                with trio.move_on_after(_LAST_ANSWERS_S):
+                    await unanswered.wait_none()
                 return
             if not whole:
                 if not is_overlong:
@@ -73,6 +113,7 @@ async def _read(
                 except NoMessage as exc:
                     await answers.send(_error(exc.request_id, exc.code, str(exc)))
                 else:
+                    unanswered.note(message)
                     await to_server.send(SessionMessage(message))
 
 
@@ -116,7 +157,10 @@ def _error(request_id: types.RequestId | None, code: int, text: str) -> SessionM
 
 
 async def _write(
-    messages: MemoryObjectReceiveStream[SessionMessage], writing: trio.lowlevel.FdStream, serving: trio.CancelScope
+    messages: MemoryObjectReceiveStream[SessionMessage],
+    writing: trio.lowlevel.FdStream,
+    unanswered: _Unanswered,
+    serving: trio.CancelScope,
 ) -> None:
     async with messages:
         async for each in messages:
@@ -124,6 +168,7 @@ async def _write(
                 await writing.send_all(_line(each.message))
             except trio.BrokenResourceError:
                 serving.cancel()  # nobody reads our stdout any more
+            await unanswered.answered(each.message)
 
 
 def _line(message: types.JSONRPCMessage) -> bytes:

@@ -278,6 +278,9 @@ class Raw:
             if found.get("id") == request_id:
                 return found
 
+    def close_stdin(self) -> None:
+        self._stdin.close()
+
     def end(self) -> tuple[int, bytes]:
         """Close stdin; exit code, and what was said on stderr."""
         self._stdin.close()
@@ -430,6 +433,14 @@ def test_any_lines_leave_the_server_answering(raw: Raw, batch: list[bytes]) -> N
     for line in batch:
         raw.send(line.replace(b"\n", b" "))
     raw.answers()
+
+
+def test_a_client_that_closes_stdin_is_still_answered(module_namespace: harness.Namespace, env: dict[str, str]) -> None:
+    client = Raw(module_namespace, env)
+    client.send(call("ls", {}))
+    client.close_stdin()
+    assert "/memories/" in client.await_answer(5)["result"]["content"][0]["text"]
+    assert client.end() == (0, b"")
 
 
 def test_sigterm_ends_it_though_stdin_is_open(module_namespace: harness.Namespace, env: dict[str, str]) -> None:
