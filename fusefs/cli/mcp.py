@@ -80,6 +80,8 @@ def mcp(http: str | None, token_file: str | None, http_name: tuple[str, ...], **
     except ModuleNotFoundError as exc:
         raise BadConfig(f"the package {exc.name} is not installed", hint="Install fusefs[mcp].") from None
 
+    _silence_package()
+
     async def serve(db: Database) -> None:
         agent = await target.find(db, named)
         scope = target.scope_of(agent, values, Principal(values["as_"] or "agent"))
@@ -113,6 +115,15 @@ def _token(path: str | None) -> str | None:
     if not _TOKEN.fullmatch(token):
         raise BadConfig("a token has 16 characters at least, none of them blank", path=path)
     return token
+
+
+def _silence_package() -> None:
+    """The official package's log quotes what clients sent, contents of files included."""
+    import logging
+
+    package = logging.getLogger("mcp")
+    package.addHandler(logging.NullHandler())
+    package.propagate = False
 
 
 def _say_where(url: str) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import logging
 import mimetypes
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -101,8 +100,6 @@ class Door:
 
     def server(self) -> Server[Any]:
         """A server for any number of connections of this session."""
-        # What it logs quotes what clients sent, contents of files included.
-        logging.getLogger("mcp").disabled = True
         server: Server[Any] = Server(
             "fusefs",
             version=version("fusefs"),
@@ -171,14 +168,9 @@ class Door:
     @_answered
     async def _read_resource(self, ctx: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
         path = self._backend.path(_path_of_uri(params.uri))
-        node = await self._backend.stat(path)
-        if node.size > MAX_RESOURCE_BYTES:
-            raise TooLarge(
-                f"a resource of {node.size} bytes is over {MAX_RESOURCE_BYTES}",
-                path=path,
-                hint="Read it in parts with the tool read_file.",
-            )
+        _check_size(await self._backend.stat(path))
         found = await self._backend.read_bytes(path)
+        _check_size(found.node)  # a symlink has led to it
         self._toolset.seen.note(path, found.seen)
         mime = mimetypes.guess_type(path)[0] or ("application/octet-stream" if found.text is None else "text/plain")
         contents: types.TextResourceContents | types.BlobResourceContents
@@ -208,6 +200,15 @@ async def _progress(ctx: Context, name: str) -> AsyncIterator[None]:
         nursery.start_soon(tell)
         yield
         nursery.cancel_scope.cancel()
+
+
+def _check_size(node: NodeRow) -> None:
+    if node.size > MAX_RESOURCE_BYTES:
+        raise TooLarge(
+            f"a resource of {node.size} bytes is over {MAX_RESOURCE_BYTES}",
+            path=node.path,
+            hint="Read it in parts with the tool read_file.",
+        )
 
 
 def _tool(tool: Tool) -> types.Tool:

@@ -1,11 +1,14 @@
-"""The table of cases' door through MCP, and the command as its clients start it."""
+"""The table of cases' door through MCP, the command as its clients start it, and queries that wait."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Any
 
 import mcp_types as types
+import psycopg
+import trio
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
@@ -66,3 +69,35 @@ def over_stdio(namespace: harness.Namespace, env: dict[str, str]) -> Client:
     """A client that starts the command."""
     parameters = StdioServerParameters(command=str(harness.FUSEFS), args=arguments(namespace), env=env)
     return Client(stdio_client(parameters))
+
+
+@contextmanager
+def locked(namespace: harness.Namespace) -> Iterator[psycopg.Connection[Any]]:
+    """Keep everybody else from the files until the end, or a rollback."""
+    with psycopg.connect(namespace.dsn) as connection:
+        connection.execute("lock table agent_files in access exclusive mode")
+        yield connection
+
+
+def waiting(namespace: harness.Namespace) -> int:
+    """How many backends wait for a lock."""
+    ((count,),) = namespace.execute(
+        "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    )
+    return int(count)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with trio.fail_after(30):
+        while not condition():
+            await trio.sleep(0.02)
+
+
+async def cancel_a_query(client: Client, namespace: harness.Namespace) -> None:
+    """Cancel a call whose query waits for a lock, and see the query end while the lock is still held."""
+    with locked(namespace):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.call_tool, "grep", {"pattern": "x"})
+            await until(lambda: waiting(namespace) == 1)
+            nursery.cancel_scope.cancel()
+        await until(lambda: waiting(namespace) == 0)
