@@ -41,7 +41,8 @@ from fusefs.store import files, search, versions
 
 _MAX_LINKS = 40
 """Symlinks followed on the way to one file, as Linux does."""
-_EDIT_ATTEMPTS = 10
+_EDIT_ATTEMPTS = 50
+"""Of edits that meet at one file one succeeds in each round, so as many may meet."""
 _NEW_FILE_MODE = 0o644
 _NEW_DIRECTORY_MODE = 0o755
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+import structlog
 import trio
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -15,9 +18,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from fusefs import telemetry
 from fusefs.db.pool import open_database
 from fusefs.rules.errors import Denied, Exists, IsADirectory, NotEmpty, NotFound, NotSupported, StaleVersion
-from fusefs.rules.model import Kind
+from fusefs.rules.model import Kind, NodeRow
 from fusefs.rules.scope import Principal, Scope
 from fusefs.services.backend import Backend, Seen, Unseen
+from fusefs.telemetry import operations
 from tests import harness
 
 
@@ -89,11 +93,20 @@ async def test_edits_at_the_same_time_all_survive(namespace: harness.Namespace) 
 
 
 async def test_a_stale_write_does_not_follow_a_file_to_another_place(namespace: harness.Namespace) -> None:
-    """An administrator moved it under /skills meanwhile: the same lineage and version, and another rule."""
+    """An administrator moves it under /skills meanwhile: the same lineage and version, and another rule. Before the
+    write, and between its look at the path and its change."""
+
+    class Raced(Backend):
+        async def _node(self, path: str) -> NodeRow:
+            node = await super()._node(path)
+            await owner.rename(path, "/skills/f")
+            return node
+
     async with opened(namespace) as backend:
+        owner = Backend(backend.db, replace(backend.scope, principal=Principal.OWNER))
         seen = (await backend.write("/f", "one\n", Unseen.ANY)).seen
-        scope = replace(backend.scope, principal=Principal.OWNER)
-        await Backend(backend.db, scope).rename("/f", "/skills/f")
+        with pytest.raises(StaleVersion):
+            await Raced(backend.db, backend.scope).write("/f", "planted\n", seen)
         with pytest.raises(StaleVersion):
             await backend.write("/f", "planted\n", seen)
         assert (await backend.read_bytes("/skills/f")).text == "one\n"
@@ -173,6 +186,29 @@ async def test_symlinks_lead_nowhere_else(namespace: harness.Namespace) -> None:
         link(namespace, "/memo", "memories")
         with pytest.raises(Denied):
             await backend.write("/memo/planted", "x", Unseen.ANY)
+
+
+async def test_each_change_is_logged_with_its_byte_delta(
+    namespace: harness.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HF-18: agent, path and delta, whichever way a write says what it expects."""
+    stream, saved = io.StringIO(), structlog.get_config()
+    telemetry.setup_logging(stream=stream)
+    monkeypatch.setattr(operations, "_log", telemetry.get_logger())
+    try:
+        async with opened(namespace) as backend:
+            first = await backend.write("/f", "12345", Unseen.ANY)
+            second = await backend.write("/f", "12", first.seen)
+            await backend.write("/f", "1234", Unseen.ANY)
+            await backend.edit("/f", "4", "the secret")
+            assert second.size == 2
+    finally:
+        structlog.configure(**saved)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    changes = [line for line in lines if line["event"] == "fs.write"]
+    assert [line["delta"] for line in changes] == [5, -3, 2, 9]
+    assert all((line["path"], line["hango.agent.id"]) == ("/f", namespace.agent_id) for line in changes)
+    assert "secret" not in stream.getvalue()
 
 
 async def test_what_an_operation_records(namespace: harness.Namespace) -> None:

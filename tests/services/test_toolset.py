@@ -463,11 +463,16 @@ async def test_any_input_gives_an_answer(module_namespace: harness.Namespace, ca
 
 
 async def test_a_fault_of_ours_gives_no_details(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any tool: whatever the backend raises, the answer is a result."""
+
     async def broken(*_args: object, **_kwargs: object) -> None:
         raise RuntimeError("the secret content")
 
-    monkeypatch.setattr(Backend, "read", broken)
-    assert await session.fail("read_file", path="/f") == "Error: internal error (RuntimeError)"
+    for name in ("ls", "read", "write", "edit", "glob", "grep", "stat"):
+        monkeypatch.setattr(Backend, name, broken)
+    for tool in session.tools.tools:
+        arguments = dict.fromkeys(tool.input_schema["required"], "/f")  # type: ignore[call-overload]
+        assert await session.fail(tool.name, **arguments) == "Error: internal error (RuntimeError)"
 
 
 # -- Machine-written files -------------------------------------------------------------------------
