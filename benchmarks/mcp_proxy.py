@@ -4,16 +4,17 @@
     benchmarks/mcp_proxy.py [--calls N] [--rounds N]
 
 The official client (on trio, in this process) and the official server (on trio, over stdio), directly and with the
-proxy between them, in turns. A short result passes unread, one of 60 KB as well, one of 200 KB is stored. Prints the
-median of a call, and what comes on top; then after how long a started server has answered its handshake.
+proxy between them, in turns. A short result passes unread, one of 60 KB as well, one of 200 KB is stored in an embedded
+Postgres. Prints the median of a call, and what comes on top; then after how long a started server has answered its
+handshake.
 With the interpreter that has fusefs: .venv/bin/python benchmarks/mcp_proxy.py
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -60,9 +61,10 @@ async def connected(command: list[str]) -> AsyncIterator[tuple[Client, float]]:
         yield client, time.perf_counter() - start
 
 
-async def compare(directory: Path, calls: int, rounds: int) -> None:
+async def compare(dsn: str, calls: int, rounds: int) -> None:
     server = [sys.executable, "-c", SERVER]
-    commands = {"direct": server, "proxy": [str(FUSEFS), "mcp-proxy", "--dir", str(directory), "--", *server]}
+    where = ["--dsn", dsn, "--tenant", "b", "--agent", "b", "--session", "s1"]
+    commands = {"direct": server, "proxy": [str(FUSEFS), "mcp-proxy", *where, "--", *server]}
     ready: dict[str, list[float]] = {name: [] for name in commands}
     taken: dict[tuple[str, str], list[float]] = {(name, size): [] for name in commands for size in SIZES}
     for _ in range(rounds):
@@ -92,12 +94,18 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
+    from fusefs.db import embedded
+
     with tempfile.TemporaryDirectory(prefix="fusefs-proxy-") as name:
-        # A directory that says that it is a session's mount: what storing costs in one is not the proxy's.
-        control = Path(name) / ".fusefs"
-        control.mkdir()
-        (control / "status").write_text(json.dumps({"session": "s1", "max_file_bytes": 2**20}))
-        trio.run(compare, Path(name), args.calls, args.rounds)
+        top = Path(name)
+        top.chmod(0o755)
+        dsn = embedded.ensure_running(top / "data")
+        try:
+            for words in (("init",), ("tenant", "add", "b"), ("agent", "add", "b", "--tenant", "b")):
+                subprocess.run([FUSEFS, *words, "--dsn", dsn], check=True, stdout=subprocess.DEVNULL)
+            trio.run(compare, dsn, args.calls, args.rounds)
+        finally:
+            embedded.stop(top / "data")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from mcp_types import TextContent
 from fusefs.tools.streams import MAX_LINE_BYTES
 from tests import harness
 
+pytestmark = pytest.mark.kernel
 FAKE = (sys.executable, "-S", Path(__file__).with_name("mcp_fake_server.py"))
 LIMIT = 100
 LONG = "line of a result\n" * 40
@@ -90,8 +92,8 @@ class Conversation:
         return self.process.returncode, out, self.errors()
 
     def errors(self) -> bytes:
-        self._errors.seek(0)
-        return self._errors.read()
+        """What came on stderr. The proxy has the same open file, and so the same position in it."""
+        return os.pread(self._errors.fileno(), 1024 * 1024, 0)
 
     def discard(self) -> None:
         if self.process.poll() is None:
@@ -103,12 +105,8 @@ class Conversation:
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory that says that it is the mount of a session."""
-    path = tmp_path_factory.mktemp("mount")
-    (path / ".fusefs").mkdir()
-    (path / ".fusefs" / "status").write_text(json.dumps({"session": "s1", "max_file_bytes": 2**20}))
-    return path
+def directory(module_mount: harness.MountFactory) -> Path:
+    return module_mount(session="s1").path
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +120,8 @@ def shared(env: dict[str, str], directory: Path) -> Iterator[Conversation]:
     conversation = Conversation(env, directory)
     yield conversation
     try:
-        assert conversation.end() == (0, b"bye\n", b"said aside\n")
+        assert conversation.end()[:2] == (0, b"bye\n")
+        assert conversation.errors() in (b"", b"said aside\n")
     finally:
         conversation.discard()
 
@@ -247,6 +246,7 @@ def test_a_flood_without_lines_is_passed_on_in_bounded_memory(own: Conversation)
 def test_stderr_passes(shared: Conversation) -> None:
     shared.tell("stderr")
     assert shared.ask("custom")["content"]
+    assert shared.errors() == b"said aside\n"
 
 
 @pytest.mark.parametrize(
@@ -301,10 +301,8 @@ def test_a_server_that_does_not_start(start: Callable[..., Conversation], comman
     assert err.count(b"\n") == 1
 
 
-@pytest.mark.kernel
-def test_in_a_mount_the_shell_finds_what_was_stored(suite_dir: Path, mount: harness.MountFactory) -> None:
-    mounted = mount(session="s9")
-    conversation = Conversation(harness.command_environment(suite_dir), None, cwd=mounted.path)
+def test_in_a_mount_the_shell_finds_what_was_stored(env: dict[str, str], directory: Path) -> None:
+    conversation = Conversation(env, None, cwd=directory)
     try:
         preview = conversation.call(text=LONG)["content"][0]["text"]
         assert conversation.end()[0] == 0
