@@ -29,7 +29,7 @@ from fusefs.db.listen import Listener
 from fusefs.db.pool import Database, open_database
 from fusefs.fuse.notify import KernelCaches
 from fusefs.fuse.serving import KernelMount
-from fusefs.rules.config import Settings
+from fusefs.rules.config import Durability, Settings
 from fusefs.rules.errors import BadScope, MountFailed, Unavailable
 from fusefs.rules.scope import Principal, Scope, new_session
 from fusefs.store import tenants
@@ -123,7 +123,12 @@ async def _serve(spec: MountSpec, on_ready: Callable[[Ready], None], metrics: Ad
             "a host's mount needs root", hint="Only root can keep its own view from following agents' symlinks."
         )
     origin = uuid.uuid4().hex[:12]
-    async with open_database(spec.dsn, origin=origin, write_timeout_s=spec.settings.write_timeout_s) as db:
+    async with open_database(
+        spec.dsn,
+        origin=origin,
+        write_timeout_s=spec.settings.write_timeout_s,
+        relaxed=spec.settings.durability is Durability.RELAXED,
+    ) as db:
         await migrate.require_current_on(db)
         caches = KernelCaches()
         mounted = Mounted(db, caches, spec.settings, origin, keeps_sessions=spec.layout is Layout.HOST)

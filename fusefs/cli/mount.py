@@ -18,7 +18,7 @@ import click
 from fusefs.cli import background, configfile, mountpoint, options, processes, registry, systemd
 from fusefs.cli.groups import CONFIG_META, FsCommand
 from fusefs.cli.output import printable
-from fusefs.rules.config import Consistency, Limits, Settings, VersionCheck
+from fusefs.rules.config import Consistency, Durability, Limits, Settings, VersionCheck
 from fusefs.rules.errors import BadConfig, BadScope
 from fusefs.rules.scope import Principal
 
@@ -296,6 +296,7 @@ def _settings(values: dict[str, Any], read_only: bool) -> Settings:
         limits=Limits(max_file_bytes=values["max_file_bytes"], max_path_depth=values["max_path_depth"]),
         consistency=Consistency(values["consistency"]),
         version_check=VersionCheck(values["version_check"]),
+        durability=Durability(values["durability"]),
         require_read=values["require_read"],
         xattr=values["xattr"],
         read_only=read_only,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from fusefs.rules.config import MIB, RESULT_TOKEN_LIMIT, Consistency, Limits, Settings, VersionCheck
+from fusefs.rules.config import MIB, RESULT_TOKEN_LIMIT, Consistency, Durability, Limits, Settings, VersionCheck
 from fusefs.rules.scope import Principal
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -155,6 +155,13 @@ mounting = together(
         default=VersionCheck.SEEN.value,
         show_default=True,
         help="Compare a write with what the session saw last, or only with the version at open.",
+    ),
+    option(
+        "--durability",
+        type=click.Choice([one.value for one in Durability]),
+        default=Durability.FULL.value,
+        show_default=True,
+        help="Whether a change waits until the server has it on disk; relaxed: only fsync(2) does.",
     ),
     option("--require-read", is_flag=True, help="Refuse to replace a file that the session never read."),
     option("--xattr", is_flag=True, help="Answer requests for extended attributes."),

@@ -403,6 +403,9 @@ class Filesystem:
     async def fsync(self, handle: Handle) -> None:
         """Commit what was written; nothing was."""
 
+    async def fsyncdir(self, directory: Inode) -> None:
+        """Have the names of a directory on disk; there are none that change."""
+
     async def release(self, handle: Handle) -> None:
         self.table.close(handle)
 

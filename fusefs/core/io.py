@@ -21,7 +21,7 @@ from fusefs.core.namespace import Namespace
 from fusefs.core.session import Session
 from fusefs.core.tree import SUPERSEDED, UNCOMMITTED, Node
 from fusefs.rules import paths
-from fusefs.rules.config import Consistency
+from fusefs.rules.config import Consistency, Durability
 from fusefs.rules.errors import FsError, IsADirectory, NotFound, StaleVersion
 from fusefs.rules.model import Kind
 from fusefs.rules.paths import Op
@@ -48,6 +48,7 @@ class FileIo:
         self._view = view
         self.commits = Commits(ns, session, view)
         self._limits = session.settings.limits
+        self._relaxed = session.settings.durability is Durability.RELAXED
         self._strict = session.settings.consistency is Consistency.STRICT
 
     # -- Open --------------------------------------------------------------------------------------
@@ -399,10 +400,12 @@ class FileIo:
             handle.check()
 
     async def fsync(self, handle: Handle) -> None:
-        """fsync(2): commits whatever is not committed."""
+        """fsync(2): commits whatever is not committed, and waits for the server's disk where commits do not."""
         handle.check()
         if handle.inode.buffer is not None and handle.inode.buffer.uncommitted:
             await self.commits.commit(handle.inode, handle)
+        if self._relaxed:
+            await self.ns.db.sync()
 
     async def release(self, handle: Handle) -> None:
         """The last close of an open file. It can tell nobody, so a refusal goes to the conflicts, the

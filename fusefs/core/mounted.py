@@ -27,7 +27,7 @@ from fusefs.core.session import Session
 from fusefs.core.vfs import SessionFs
 from fusefs.db.listen import Listener
 from fusefs.db.pool import Database
-from fusefs.rules.config import Settings
+from fusefs.rules.config import Durability, Settings
 from fusefs.rules.errors import FsError, Unavailable
 from fusefs.rules.scope import Scope
 from fusefs.store import namespaces
@@ -87,7 +87,8 @@ class Mounted:
             follower.lost()
 
     def on_live(self, same_history: bool) -> None:
-        """See `Listener`."""
+        """See `Listener`. Where commits do not wait for the disk, a server that was away may have lost the newest."""
+        same_history = same_history and self.settings.durability is Durability.FULL
         _log.info("follow.live", namespaces=len(self._followers), same_history=same_history)
         if not same_history:
             self.contents.clear()

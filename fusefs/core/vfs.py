@@ -284,6 +284,10 @@ class SessionFs(Filesystem):
     async def fsync(self, handle: Handle) -> None:
         await self.io.fsync(handle)
 
+    async def fsyncdir(self, directory: Inode) -> None:
+        """Names are in Postgres when the call that made them returns; those that mkdir claims, not yet on its disk."""
+        await self.ns.db.sync()
+
     async def release(self, handle: Handle) -> None:
         if handle.inode.node.kind is Kind.DIR:
             self.table.close(handle)

@@ -61,6 +61,8 @@ _SET_UP = """
 select pid, (extract(epoch from backend_start) * 1000000)::bigint,
   case when not pg_is_in_recovery() then left(pg_walfile_name(pg_current_wal_lsn()), 8) end,
   set_config('fusefs.origin', %(origin)s, false), set_config('fusefs.tenant', '', false),
+  set_config('fusefs.durable', current_setting('synchronous_commit'), false),
+  case when %(relaxed)s then set_config('synchronous_commit', 'off', false) end,
   set_config('jit', 'off', false), set_config('statement_timeout', %(timeout_ms)s, false),
   set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalives_interval', '5', false),
   set_config('tcp_keepalives_count', '3', false),
@@ -145,6 +147,7 @@ class Connection:
         statement_timeout_s: float = 30.0,
         limiter: trio.CapacityLimiter | None = None,
         prove_session: bool = False,
+        relaxed: bool = False,
     ) -> Connection:
         """Connect in a worker thread and set the session up.
 
@@ -157,11 +160,12 @@ class Connection:
             limiter: bounds the threads that connect.
             prove_session: find out whether a pooler in between keeps one backend for this connection; costs
                 nothing where there is none.
+            relaxed: commits do not wait for the server's disk.
 
         Raises NotConnected, in one sentence without the password; BadConfig for a DSN that cannot be read, or
         that leads to a pooler in transaction mode.
         """
-        attempt = _Attempt(dsn, origin, role, connect_timeout_s, statement_timeout_s, prove_session)
+        attempt = _Attempt(dsn, origin, role, connect_timeout_s, statement_timeout_s, prove_session, relaxed)
         try:
             with trio.fail_after(attempt.bound_s):
                 owner, backend, server_version, timeline = await trio.to_thread.run_sync(
@@ -364,9 +368,11 @@ class _Attempt:
         connect_timeout_s: float,
         statement_timeout_s: float,
         prove_session: bool,
+        relaxed: bool,
     ) -> None:
         self._dsn = dsn
         self._prove_session = prove_session
+        self._relaxed = relaxed
         self._origin = origin
         self._role = role
         self._connect_timeout_s = max(2, math.ceil(connect_timeout_s))
@@ -408,6 +414,7 @@ class _Attempt:
             "origin": self._origin,
             "timeout_ms": self._statement_timeout_ms,
             "role": self._role,
+            "relaxed": self._relaxed,
             # Since Postgres 16 a member of a role may lack the right to become it.
             "how": "SET" if server_version >= 160000 else "MEMBER",
         }

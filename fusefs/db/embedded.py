@@ -44,7 +44,8 @@ _SOCKET_PATH_MAX = 107
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+-]+")
 
 # 256 MB of buffers hold the hot part of a few hundred namespaces; the checkpoint settings keep
-# a `tar x` from waiting for full-page writes; errors are logged without statements and details, which
+# a `tar x` from waiting for full-page writes; a log that grows by appends is a megabyte of dead space each time, so
+# autovacuum looks more often than once a minute; errors are logged without statements and details, which
 # would hold contents.
 _SETTINGS = """
 # fusefs
@@ -53,6 +54,7 @@ shared_buffers = 256MB
 max_connections = 200
 max_wal_size = 2GB
 checkpoint_timeout = 15min
+autovacuum_naptime = 10s
 random_page_cost = 1.1
 jit = off
 log_min_error_statement = panic

@@ -55,9 +55,13 @@ _TERMINATE = Query(
     "select coalesce(bool_and(pg_terminate_backend(pid, 500)), true) from pg_stat_activity"
     " where pid = $1::int and (extract(epoch from backend_start) * 1000000)::bigint = $2::bigint",
 )
-# A commit that waits for the synchronous standby, where there is one: when it returns, the standby has everything that
-# was committed before. Where there is none it costs a few bytes of WAL.
-_REPLICATED = Query("await_standby", "select pg_logical_emit_message(true, 'fusefs', '')::text")
+# A commit that waits as the server is configured to, for its disk and for the synchronous standby where there is one:
+# when it returns, these have everything that was committed before, on any connection. Costs a few bytes of WAL.
+_SYNC = Query(
+    "sync",
+    "with durable as materialized (select set_config('synchronous_commit', current_setting('fusefs.durable'), true))"
+    " select pg_logical_emit_message(true, 'fusefs', '')::text from durable",
+)
 _CANCEL_S = 1.0
 
 
@@ -196,7 +200,15 @@ class Database:
     """
 
     def __init__(
-        self, dsn: str, *, origin: str, role: str | None, size: int, write_timeout_s: float, statement_timeout_s: float
+        self,
+        dsn: str,
+        *,
+        origin: str,
+        role: str | None,
+        size: int,
+        write_timeout_s: float,
+        statement_timeout_s: float,
+        relaxed: bool,
     ) -> None:
         self.on_event: Callable[[FileEvent], None] | None = None
         self._dsn = dsn
@@ -205,6 +217,7 @@ class Database:
         self._size = size
         self._write_timeout_s = write_timeout_s
         self._statement_timeout_s = statement_timeout_s
+        self._relaxed = relaxed
         self._limiter = trio.CapacityLimiter(size + 1)
         self._idle: list[Connection] = []
         self._all: set[Connection] = set()
@@ -322,6 +335,11 @@ class Database:
                 failed = Unavailable("Postgres did not take the write in time; it was not applied")
             await backoff.pause(failed)
 
+    async def sync(self) -> None:
+        """Return when everything that was committed before is on the server's disk, whoever committed it and however.
+        Raises as `run`."""
+        await self.run(None, _SYNC)
+
     async def settle(self, attempt: Attempt, confirm: Callable[[], Awaitable[list[Row] | None]]) -> list[Row] | None:
         """Find out, as `write` does, what became of a write whose outcome is not known: its rows if it was
         applied, None if it was not and cannot be any more. Raises Unsettled after the write timeout."""
@@ -418,7 +436,7 @@ class Database:
         async with self._connection_aside() as conn:
             cancel = conn.pgconn.get_cancel()
             try:
-                await conn.run(_REPLICATED)
+                await conn.run(_SYNC)
             except trio.Cancelled:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + _CANCEL_S):
                     await trio.to_thread.run_sync(cancel.cancel, abandon_on_cancel=True)
@@ -477,6 +495,7 @@ class Database:
                 statement_timeout_s=self._statement_timeout_s,
                 limiter=self._limiter,
                 prove_session=not self._proved,
+                relaxed=self._relaxed,
             )
             self._proved = True
             if self._closed:
@@ -563,6 +582,7 @@ async def open_database(
     write_timeout_s: float = 5.0,
     statement_timeout_s: float = 30.0,
     role: str | None = DAEMON_ROLE,
+    relaxed: bool = False,
 ) -> AsyncIterator[Database]:
     """Open a pool on the DSN and connect once; everything is closed at the end.
 
@@ -571,7 +591,7 @@ async def open_database(
         size: connections at most; they are opened as they are needed.
         write_timeout_s: how long a write, or a read after a lost connection, is repeated.
         statement_timeout_s: after which the server ends a statement; 0 for never (long maintenance).
-        role: see `Connection.open`.
+        role, relaxed: see `Connection.open`.
 
     Raises NotConnected at once when the first connection cannot be made; BadConfig for a pooler in transaction
     mode.
@@ -583,6 +603,7 @@ async def open_database(
         size=size,
         write_timeout_s=write_timeout_s,
         statement_timeout_s=statement_timeout_s,
+        relaxed=relaxed,
     )
     try:
         await database.open_first()

@@ -312,7 +312,8 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def fsyncdir(self, fh: int, datasync: bool) -> None:
-        """Names are in Postgres when the call that made them returns."""
+        directory = self._handle(fh).inode
+        await directory.owner.fsyncdir(directory)
 
     @handler
     async def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:

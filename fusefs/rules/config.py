@@ -47,6 +47,14 @@ class VersionCheck(Enum):
     OPEN = "open"
 
 
+class Durability(Enum):
+    """What a change waits for: `full`, that the server has it on disk; `relaxed`, that the server has it. A crash of
+    the server then loses what was committed in its last moments, except what was synced since."""
+
+    FULL = "full"
+    RELAXED = "relaxed"
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How a mount behaves. Times are in seconds, sizes in bytes."""
@@ -54,6 +62,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     consistency: Consistency = Consistency.NOTIFY
     version_check: VersionCheck = VersionCheck.SEEN
+    durability: Durability = Durability.FULL
     require_read: bool = False
     xattr: bool = False
     read_only: bool = False

@@ -64,6 +64,15 @@ async def test_one_connection_serves_one_task_after_the_other(plain: str) -> Non
         assert db.trips == 4
 
 
+@pytest.mark.parametrize(("relaxed", "found"), [(False, "on"), (True, "off")])
+async def test_commits_of_a_relaxed_pool_do_not_wait_for_the_disk(plain: str, relaxed: bool, found: str) -> None:
+    setting = Query("setting", "select current_setting('synchronous_commit')")
+    async with open_database(plain, origin="o", size=1, relaxed=relaxed) as db:
+        assert await db.run(None, setting) == [(found,)]
+        await db.sync()
+        assert await db.run(None, setting) == [(found,)]
+
+
 async def test_first_come_first_served(plain: str) -> None:
     order: list[int] = []
     async with open_database(plain, origin="o", size=1) as db, trio.open_nursery() as nursery:

@@ -42,12 +42,24 @@ class Server(harness.PostgresServer):
         self.data_dir = suite_dir / "faults"
         super().__init__(self.data_dir)
         self.data_dir /= harness.DATA
+        self._log_writer: int | None = None
+
+    def stop_writing_the_log(self) -> None:
+        """Until the next crash only a commit that waits for the disk brings the log there."""
+        with psycopg.connect(self.dsn(), autocommit=True) as conn:
+            row = conn.execute("select pid from pg_stat_activity where backend_type = 'walwriter'").fetchone()
+        assert row is not None
+        self._log_writer = int(row[0])
+        os.kill(self._log_writer, signal.SIGSTOP)
 
     def crash(self) -> None:
         """End it as a crash does: no farewell to anybody, recovery at the next start."""
         found = embedded.running_pid(self.data_dir)
         assert found is not None
         os.kill(found[0], signal.SIGQUIT)
+        if self._log_writer is not None:
+            os.kill(self._log_writer, signal.SIGKILL)  # it would never hear the postmaster
+            self._log_writer = None
         eventually(lambda: not (self.data_dir / "pg" / "postmaster.pid").exists(), "the server has ended")
 
     def again(self) -> None:
@@ -269,6 +281,50 @@ def test_failover_that_lost_commits(server: Server, own: harness.Namespace, moun
     assert not (mounted.path / "new").exists()
     path.write_text("four\n")
     assert stored(own, "/f") == b"four\n"
+
+
+@pytest.mark.parametrize("durability", ["full", "relaxed"])
+def test_what_a_crash_of_the_server_takes_back(
+    server: Server, own: harness.Namespace, mount: harness.MountFactory, durability: str
+) -> None:
+    """Relaxed: what was not synced, and that only. The daemon forgets it too, and goes on from what is there."""
+    mounted = mount("--durability", durability, namespace=own, session="s1")
+    mounted.expect_log("went_back")
+    server.stop_writing_the_log()
+    for name, sync in [("synced", True), ("closed", False)]:
+        with open(mounted.path / name, "w") as file:
+            file.write(f"{name}\n")
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+    (mounted.path / "synced").write_text("later\n")
+    (mounted.path / "made").mkdir()
+    assert (mounted.path / "synced").read_text() == "later\n"
+    server.crash()
+    server.again()
+    eventually(lambda: mounted.status()["live"], "announcements are back")
+    full = durability == "full"
+    assert stored(own, "/synced") == (b"later\n" if full else b"synced\n")
+    assert stored(own, "/closed") == (b"closed\n" if full else None)
+    assert (mounted.path / "synced").read_text() == ("later\n" if full else "synced\n")
+    assert (mounted.path / "closed").exists() == full
+    (mounted.path / "synced").write_text("new\n")
+    assert stored(own, "/synced") == b"new\n"
+
+
+def test_a_synced_directory_outlives_a_crash_of_the_server(
+    server: Server, own: harness.Namespace, mount: harness.MountFactory
+) -> None:
+    mounted = mount(namespace=own, session="s1")
+    server.stop_writing_the_log()
+    (mounted.path / "made").mkdir()
+    fd = os.open(mounted.path, os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+    server.crash()
+    server.again()
+    eventually(lambda: mounted.status()["live"], "announcements are back")
+    assert (mounted.path / "made").is_dir()
 
 
 def test_the_end_while_postgres_is_away_takes_less_than_ten_seconds(

@@ -131,6 +131,11 @@ create table agent_files (
   primary key (tenant_id, id),
   unique (tenant_id, agent_id, path),
   check (version >= 0)
+) with (
+  -- One file rewritten or appended to all day is not a fifth of the table; a chunk of TOAST is 2 KB. See docs/internals/schema.md.
+  autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_limit = 2000,
+  toast.autovacuum_vacuum_threshold = 10000, toast.autovacuum_vacuum_scale_factor = 0.05,
+  toast.autovacuum_vacuum_cost_limit = 2000
 );
 -- The parent first, so that the planner cannot take it for a look-up by path. Before the first ANALYZE it
 -- believes that (tenant, agent) alone finds one row, and reads the whole namespace through whichever index
@@ -171,6 +176,11 @@ create table agent_file_versions (
   old_bytes bytea,
   primary key (tenant_id, file_id, version, seq),
   unique (tenant_id, write_id)
+) with (
+  -- Rows die here only when retention drops them or their contents, many at once.
+  autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_limit = 2000,
+  toast.autovacuum_vacuum_threshold = 10000, toast.autovacuum_vacuum_scale_factor = 0.05,
+  toast.autovacuum_vacuum_cost_limit = 2000
 );
 create index agent_file_versions_path_idx on agent_file_versions (tenant_id, agent_id, path);
 

@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""Eight sessions of one daemon that write at once, beside eight clients of pgbench on the same table.
+
+    benchmarks/writers.py [--quick]
+
+One `fusefs host`, eight sessions of one agent, a process in each that rewrites its own 16 files of 1 KB without a
+pause; and pgbench with eight clients and the update that such a close commits, triggers included. In turn, three times
+ten seconds (quick: two times three). Beside it the daemon's processor time. Needs root.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from _rig import Mounted, Report, Skip, in_turn, rig, run, write
+
+WRITERS = 8
+FILES = 16
+UPDATE = """\\set n random(0, 15)
+update agent_files set content = rpad(:n::text || clock_timestamp()::text, 1024, 'x'), mtime_ns = mtime_ns + 1,
+  updated_at = clock_timestamp(), updated_by = 'agent', updated_session = 'pgbench', write_id = gen_random_uuid(),
+  write_op = 'write', write_handle = 1
+where tenant_id = (select tenant_id from agents where slug = 'b')
+  and agent_id = (select id from agents where slug = 'b') and path = '/w' || :client_id || '-' || :n;
+"""
+
+
+def rewrite_until_told(folder: Path, name: str) -> None:
+    """The work of one writer: prints how many files it wrote until its stdin was closed."""
+    os.set_blocking(0, False)
+    count = 0
+    while sys.stdin.buffer.read(1) is None:
+        write(folder / f"{name}-{count % FILES}", f"{name} {count} ".encode().ljust(1024, b"x"))
+        count += 1
+    print(count)
+
+
+def rate(mounted: Mounted, seconds: float, cpu: list[float]) -> float:
+    """Files a second by all writers."""
+    tenant = mounted.path / "b" / "b"
+    processes = []
+    try:
+        for number in range(WRITERS):
+            folder = tenant / f"s{number}"
+            folder.mkdir(exist_ok=True)
+            command = [sys.executable, __file__, str(folder), f"w{number}"]
+            processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        began, before = time.perf_counter(), mounted.cpu_s()
+        time.sleep(seconds)
+        cpu.append(100 * (mounted.cpu_s() - before) / (time.perf_counter() - began))
+    finally:
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        took = time.perf_counter() - began
+        written = [int(process.stdout.read() or 0) for process in processes if process.stdout is not None]
+        for process in processes:
+            process.wait()
+    return sum(written) / took
+
+
+def measure(report: Report, quick: bool) -> None:
+    if os.geteuid() != 0:
+        raise Skip("a host's mount needs root")
+    rounds, length = (2, 3) if quick else (3, 10)
+    cpu: list[float] = []
+    with rig() as server, server.host() as mounted:
+        rate(mounted, 1.0, [])  # the files exist from here on
+        medians = in_turn(
+            rounds,
+            pgbench=lambda: server.pgbench(UPDATE, seconds=length, clients=WRITERS),
+            host=lambda: rate(mounted, length, cpu),
+        )
+    report.note(", ".join(f"{name} {value:.0f} a second" for name, value in medians.items()))
+    report.say("eight-writers", 100 * medians["host"] / medians["pgbench"])
+    report.say("eight-writers-cpu", max(cpu))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3 and sys.argv[1].startswith("/"):
+        rewrite_until_told(Path(sys.argv[1]), sys.argv[2])
+    else:
+        run(__doc__, measure)
