@@ -302,6 +302,7 @@ def _settings(values: dict[str, Any], read_only: bool) -> Settings:
         read_only=read_only,
         uid=values["uid"],
         gid=values["gid"],
+        max_nodes=values["max_nodes"],
         write_timeout_s=values["write_timeout"],
         rescue_dir=values["rescue_dir"] or str(registry.rescue_directory()),
     )

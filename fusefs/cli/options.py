@@ -174,6 +174,14 @@ mounting = together(
         help="How long a write waits for Postgres.",
     ),
     option(
+        "--max-nodes",
+        metavar="N",
+        type=click.IntRange(100),
+        default=Settings().max_nodes,
+        show_default=True,
+        help="So many files of an agent are kept in memory (about 1.2 KB each); the kernel is told to forget others.",
+    ),
+    option(
         "--listen-dsn",
         metavar="DSN",
         help="Another way to the same database for announcements, where --dsn leads to a pooler without LISTEN.",

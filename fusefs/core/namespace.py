@@ -222,7 +222,8 @@ class Namespace:
         telemetry.counters.cache_misses["directory"] += 1
         if not self.live:
             self.tree.distrust(directory)
-        self.tree.shrink(self._max_nodes, keep=directory)
+        for node in self.tree.shrink(self._max_nodes, keep=directory):
+            self.have_forgotten(node)
 
     def take_row(self, row: NodeRow, parent: Node, name: str) -> Node | None:
         """Bring a row into a directory (`Tree.merge`). What it says of a known file may be news to the kernel."""
@@ -484,6 +485,14 @@ class Namespace:
             if directory is not None and directory.node is parent:
                 deleted = inode.kino if node.gone and node.kind is not Kind.DIR else 0
                 self.kernel.invalidate_entry(directory.kino, name, deleted)
+
+    def have_forgotten(self, node: Node) -> None:
+        """Drop the name of a file that nobody has open, so that the kernel forgets the file. Not for directories: it
+        would take the working directory away from a process in it."""
+        for inode in self.inodes_of(node):
+            directory = None if node.parent is None else self.table.known(inode.owner, node.parent.ino)
+            if directory is not None and directory.node is node.parent and not inode.handles:
+                self.kernel.invalidate_entry(directory.kino, node.name)
 
     # -- Directory times ---------------------------------------------------------------------------
 

@@ -22,6 +22,8 @@ UNCOMMITTED = -1
 SUPERSEDED = -2
 """What a handle or a buffer was built on, where that is no version of its file's lineage: nothing will match it."""
 _TOMBSTONES = 20_000
+_SHRINK_SHARE = 16
+"""What part of the limit a pass of `Tree.shrink` frees at once: the calls that tell the kernel so delay others."""
 
 
 class Node:
@@ -369,27 +371,49 @@ class Tree:
         for directory in list(self._loaded):
             self._forget(directory)
 
-    def shrink(self, limit: int, keep: Node) -> None:
-        """Forget the directories used longest ago until at most `limit` nodes are known, or all that is
-        left is pinned. Never `keep`, which someone is about to read, nor one that is being loaded.
+    def shrink(self, limit: int, keep: Node) -> list[Node]:
+        """Forget the directories used longest ago while more than `limit` nodes are known. Never `keep`, which someone
+        is about to read, nor one that is being loaded.
 
-        After a pass that could not free enough the next one waits until a quarter more is known.
+        Returns the files that are left in them: the kernel knows these, and is to be told to forget them. Its answers
+        come later (`drop`), so the next pass waits until a little more is known.
         """
-        if len(self.by_id) <= max(limit, self._shrink_above):
-            return
+        if len(self.by_id) <= limit:
+            self._shrink_above = 0
+            return []
+        if len(self.by_id) <= self._shrink_above:
+            return []
+        step = limit // _SHRINK_SHARE
+        excess = len(self.by_id) - limit + step
+        known: list[Node] = []
         for directory in list(self._loaded):
-            if len(self.by_id) <= limit:
+            if excess <= 0:
                 break
             if directory is not keep and directory.touched is None:
+                before = len(self.by_id)
                 self._forget(directory)
-        left = len(self.by_id)
-        self._shrink_above = 0 if left <= limit else left + left // 4
+                left = [node for node in directory.children.values() if node.committed and node.kind is not Kind.DIR]
+                excess -= before - len(self.by_id) + len(left)
+                known += left
+        self._shrink_above = len(self.by_id) + step
+        return known
+
+    def drop(self, node: Node) -> None:
+        """The kernel has forgotten a node: so does the tree, unless its directory is to be complete."""
+        parent = node.parent
+        if parent is not None and not parent.loaded and parent.touched is None:
+            self._drop(node, parent)
 
     def _forget(self, directory: Node) -> None:
         directory.loaded = False
         self._loaded.pop(directory, None)
-        for name, node in list(directory.children.items()):
-            if node.committed and not node.inodes and not node.children:
-                del directory.children[name]
-                if self.by_id.get(node.id) is node:
-                    del self.by_id[node.id]
+        for node in list(directory.children.values()):
+            self._drop(node, directory)
+
+    def _drop(self, node: Node, parent: Node) -> None:
+        """Forget a node that nothing pins."""
+        if node.committed and not node.inodes and not node.children and parent.children.get(node.name) is node:
+            del parent.children[node.name]
+            self._loaded.pop(node, None)
+            if self.by_id.get(node.id) is node:
+                del self.by_id[node.id]

@@ -75,6 +75,7 @@ class SessionFs(Filesystem):
     def forgotten(self, inode: Inode) -> None:
         if inode is self.root and self._on_forgotten is not None:
             self._on_forgotten(self)
+        self.ns.tree.drop(inode.node)
 
     def close(self) -> None:
         """The session's mount has gone."""

@@ -71,5 +71,5 @@ class Settings:
     write_timeout_s: float = 5.0
     kernel_timeout_s: float = 3600.0
     content_cache_bytes: int = 64 * MIB
-    max_nodes: int = 200_000
+    max_nodes: int = 150_000
     rescue_dir: str | None = None

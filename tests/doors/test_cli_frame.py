@@ -120,7 +120,7 @@ def test_options_of_the_mount_command() -> None:
     assert keys >= {
         *("dsn", "tenant", "agent", "session", "create", "as", "all", "rw", "allow_other", "uid", "gid", "foreground"),
         *("consistency", "xattr", "max_file_bytes", "max_path_depth", "require_read", "version_check"),
-        *("write_timeout", "log_file", "config", "data_dir"),
+        *("write_timeout", "log_file", "config", "data_dir", "durability", "max_nodes"),
     }
 
 

@@ -71,3 +71,32 @@ def test_files_deleted_by_others_leave_the_listing(big: Path, module_namespace: 
     )
     expected = {name for name in before if not name.startswith("entry-09")}
     eventually(lambda: set(os.listdir(big)) == expected, "the listing without what was deleted")
+
+
+def test_a_walk_through_more_files_than_are_kept(mount: harness.MountFactory, namespace: harness.Namespace) -> None:
+    """The kernel forgets what it is told to, so memory is bounded; what is open, and directories, keep their names."""
+    limit, directories, files = 500, 40, 50
+    for number in range(directories):
+        insert(namespace, f"d{number:02}", "f-%s", files)
+    mounted = mount("--max-nodes", str(limit), session="s1")
+    held = os.open(mounted.path / "d00" / "f-00000", os.O_RDONLY)
+    inside = os.open(mounted.path / "d01", os.O_RDONLY)
+    found = [Path(top) / name for top, _, names in os.walk(mounted.path) for name in names]
+    assert len([path for path in found if path.name.startswith("f-")]) == directories * files
+
+    def counts() -> tuple[int, int]:
+        status = mounted.status()
+        return status["nodes"], status["inodes"]
+
+    # A pass begins a sixteenth above the limit, and the directory that is being read is not in it.
+    most = limit + limit // 16 + files
+    eventually(lambda: max(counts()) <= most, f"at most {most} are known")
+    assert os.readlink(f"/proc/self/fd/{held}") == str(mounted.path / "d00" / "f-00000")
+    assert os.readlink(f"/proc/self/fd/{inside}") == str(mounted.path / "d01")
+    assert os.stat("f-00007", dir_fd=inside).st_size == 1
+    os.close(held)
+    os.close(inside)
+    namespace.execute("update agent_files set content = 'changed' where path in ('/d00/f-00000', '/d02/f-00001')")
+    for path in ("d00/f-00000", "d02/f-00001"):
+        eventually(lambda path=path: (mounted.path / path).read_text() == "changed", "the change")  # type: ignore[misc]
+    assert len(os.listdir(mounted.path / "d00")) == files
