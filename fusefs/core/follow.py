@@ -144,7 +144,7 @@ class Follower:
 
     def _update(self, node: Node, row: NodeRow) -> None:
         ns = self.ns
-        if not ns.tree.accepts(node, row.version, row.ctime_ns):
+        if not ns.tree.accepts(node, row.version, row.ctime_ns) or ns.tree.says(node, row):
             return
         content = row.version != node.version
         node.update(row)

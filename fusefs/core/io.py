@@ -83,6 +83,14 @@ class FileIo:
         if inode.buffer is not None and inode.buffer.replaces and inode.buffer.expected is not None:
             handle.version = inode.buffer.expected
         keep = self._keep_cache(inode)
+        self._vouch(handle, keep)
+        self.table.open(handle)
+        return Opened(handle, keep_cache=keep, direct_io=handle.direct)
+
+    def _vouch(self, handle: Handle, keep: bool) -> None:
+        """Note what is known, at an open, of what the kernel knows."""
+        inode = handle.inode
+        node = inode.node
         own = inode.buffer is not None and inode.buffer.uncommitted
         if handle.readable and inode.calm == inode.voids:
             handle.calm = inode.voids
@@ -91,8 +99,6 @@ class FileIo:
         # The kernel appends at the size that it knows, without asking. Where that may be an old one, such a handle's
         # write at 0 must not be taken for a page of a mapping that comes back.
         handle.direct = handle.append and handle.readable and not own and inode.told != node.version
-        self.table.open(handle)
-        return Opened(handle, keep_cache=keep, direct_io=handle.direct)
 
     async def _calm_down(self, inode: Inode) -> None:
         """Let the kernel be past what it was told of an inode, so that what a process asks for after its open counts.

@@ -280,6 +280,11 @@ class Tree:
         """Whether a state of a row is not older than what is known, or is the first one after a loss."""
         return node.era != self.era or node.is_before(version, changed_ns)
 
+    def says(self, node: Node, row: NodeRow) -> bool:
+        """Whether a row is known already: an answer or a listing was faster."""
+        known = (node.version, node.changed_ns, node.size, node.mode, node.uid, node.gid, node.mtime_ns, node.era)
+        return known == (row.version, row.ctime_ns, row.size, row.mode, row.uid, row.gid, row.mtime_ns, self.era)
+
     def merge(self, row: NodeRow, parent: Node, name: str, *, listed: bool = False) -> Node | None:
         """Bring a committed row into a directory. Returns its node, or None when the row is out of date.
 

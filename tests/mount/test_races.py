@@ -95,6 +95,13 @@ def unannounced(duo: Duo) -> Iterator[None]:
         namespace.execute("UPDATE agent_namespaces SET channel = %s" + where, (channel, *scope))
 
 
+def told(duo: Duo) -> None:
+    """Session a has heard of what session b did before."""
+    duo.b.ok("echo > mark")
+    eventually((duo.a / "mark").exists, "the mark in session a")
+    os.unlink(duo.a / "mark")
+
+
 def test_append_does_not_show_what_was_there(duo: Duo) -> None:
     duo.stale("f")
     duo.a.ok("echo mine >> f")
@@ -173,19 +180,24 @@ def test_what_is_read_of_a_removed_file_counts_when_its_lineage_goes_on(duo: Duo
     assert duo.files.content("f") == b"two\nmore\n"
 
 
+def test_read_after_a_change_was_heard_shows_it(duo: Duo) -> None:
+    """The kernel may be being told of it at that moment: the open waits for that."""
+    duo.given("f")
+    for number in range(20):
+        (duo.b / "f").write_bytes(b"theirs %d" % number)
+        told(duo)
+        assert (duo.a / "f").read_bytes() == b"theirs %d" % number
+        (duo.a / "f").write_bytes(b"mine %d" % number)
+        eventually(lambda number=number: (duo.b / "f").read_bytes() == b"mine %d" % number, "it in session b")
+        assert (duo.b / "f").read_bytes() == b"mine %d" % number
+
+
 def test_open_without_a_read_does_not_show_a_file(duo: Duo) -> None:
     duo.stale("f")
     fd = os.open(duo.a / "f", os.O_RDWR)
     assert errno_of(lambda: os.ftruncate(fd, 0)) == errno.ESTALE
     assert errno_of(lambda: os.close(fd)) == errno.ESTALE
     assert duo.files.content("f") == b"two\n"
-
-
-def told(duo: Duo) -> None:
-    """Session a has heard of what session b did before."""
-    duo.b.ok("echo > mark")
-    eventually((duo.a / "mark").exists, "the mark in session a")
-    os.unlink(duo.a / "mark")
 
 
 def test_what_is_read_of_ones_own_buffer_does_not_show_what_others_wrote(duo: Duo) -> None:

@@ -71,15 +71,15 @@ where v.tenant_id = $1::uuid and v.agent_id = $2::uuid
 order by v.at desc, v.seq desc;
 
 -- name: find_unseen_version
--- Whether others changed a lineage ($3) after $6 (ns since 1970), up to version $4, and session $5 did not replace it since:
--- an append does not show what it was appended to.
+-- Whether others changed a lineage ($3) after $6 (ns since 1970), up to version $4, and session $5 did not write it since:
+-- an append does not show what it was appended to, nor a rename what it moved there.
 with content as (
   select version, op, updated_session, at from agent_file_versions
     where tenant_id = $1::uuid and agent_id = $2::uuid and file_id = $3::uuid and version <= $4::int
       and (op in ('create', 'write', 'append', 'restore') or op = 'rename' and old_state <> 'none'))
 select exists (select from content c where c.updated_session <> $5
   and c.at > to_timestamp($6::bigint / 1000000000.0)
-  and c.version > coalesce((select max(version) from content where updated_session = $5 and op <> 'append'), 0));
+  and c.version > coalesce((select max(version) from content where updated_session = $5 and op not in ('append', 'rename')), 0));
 
 -- name: list_deleted
 -- The newest deletion of each path below $3 (with its slash; '/' for all) that does not exist now.

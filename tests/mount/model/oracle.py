@@ -46,10 +46,6 @@ STALE_NAME_NS = 1_000_000_000
 RELEASE_NS = 2_000_000_000
 """How much later than close(2) the last close may make a file whose bytes were refused, as an empty one."""
 
-CUT = "overwrite after a cut read"
-"""Not promised away yet: see docs/internals/reliability.md."""
-
-CUT_NS = 1_000_000_000
 EXCERPT = 12
 _LINE = re.compile(rf"([A-Za-z0-9]{{2}}\d{{7}}[a-jA-J]) ({NONE}|[A-Za-z0-9]{{2}}\d{{7}}[a-jA-J]) \.+\n")
 _DEFINITE = frozenset({"ok", "ESTALE", "ENOENT", "EEXIST", "ENOTDIR", "EISDIR", "ENOTEMPTY"})
@@ -330,6 +326,8 @@ class _Oracle:
             row = self.maker.get(step)
             if row is None or row.session != session:
                 return False
+            if step in self.moved_from:
+                return not self.knew(session, self.moved_from[step][0], row.at)
             if row.op != "append":
                 return True
             if not self.knew(session, step[0], row.at):
@@ -525,26 +523,7 @@ class _Oracle:
         text = f"{row.session} replaced version {row.version - 1} of {row.path} unseen: {key_of(missed or '')}"
         now = self.keys.get(row.step) or ("",)
         by = [record for record in self._of(now[0]) if record not in seen[-5:]]
-        rule = CUT if self._was_cut(row) else "silent overwrite"
-        return self._violation(rule, text, seen[-5:] + by, rows)
-
-    def _was_cut(self, row: Row) -> bool:
-        """Whether the session read the version that it replaced, but got only its beginning, or NULs, or the
-        beginning of the version before."""
-        before = row.lineage, row.version - 1
-        made = self.maker.get(before)
-        if made is None:
-            return False
-        for record in self.records_of[row.session]:
-            if made.at - CUT_NS < record["t1"] and record["t0"] < row.at and record["p"] in self.paths[before]:
-                if record["op"] == "sed":
-                    return True  # it reads in two steps, and may have been cut at either
-                got = record.get("got")
-                if got is not None and (key_of(got) is None or key_of(got) not in self.known):
-                    return True
-                if got is not None and (self.content.get(before) or "").startswith(got) and record["t1"] > made.at:
-                    return True
-        return False
+        return self._violation("silent overwrite", text, seen[-5:] + by, rows)
 
     def _around(self, row: Row) -> Iterator[Record]:
         """The session's records whose window may hold the row, the newest first."""
