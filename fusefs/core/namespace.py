@@ -378,12 +378,13 @@ class Namespace:
         answers and announcements come by several connections, each in its own order.
         """
         row = done.row
-        if source.gone:
+        if source.gone or row.ino != source.row_ino:
             # Between the move and its answer another session of this daemon asked for it, and took it for deleted; or
-            # replaced it by a rename, so that something else moved. What there is now must be asked for.
+            # another file had been renamed over it before, and that one moved. What there is now must be asked for.
             for each in (directory, self.tree.find(paths.split(source.path)[0])):
                 if each is not None:
                     self.tree.distrust(each)
+            self.name_gone(directory, name, source)
             return
         if exchange:
             if target is not None and source.parent is not None:

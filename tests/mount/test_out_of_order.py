@@ -178,6 +178,34 @@ def test_rename_of_a_file_that_another_session_of_the_daemon_replaced_meanwhile(
         assert (side / "d" / "f").read_bytes() == b"second"
 
 
+def test_rename_that_is_answered_after_the_next_one(
+    mount: harness.MountFactory,
+    namespace: harness.Namespace,
+    line: Line,
+    held: Callable[[bytes, Callable[[], object]], Call],
+) -> None:
+    """Both are of one daemon. The second moves what the first has put there, and is answered first."""
+    host = mount(layout="host", dsn=line.dsn)
+    one, two = (host.path / namespace.tenant / namespace.agent / name for name in ("s-1", "s-2"))
+    for folder in (one, two):
+        folder.mkdir()
+    (one / "d").mkdir()
+    (one / "a").write_bytes(b"first")
+    (one / "spare").write_bytes(b"second")
+    assert (two / "a").read_bytes() == b"first" and os.listdir(two / "d") == []
+    replacing = held(b"rename_node", lambda: os.rename(one / "spare", one / "a"))
+    with psycopg.connect(namespace.dsn, autocommit=True) as watcher:
+        query = "select count(*) from agent_files where path = '/spare'"
+        eventually(lambda: watcher.execute(query).fetchone() == (0,), "the first is done")
+    os.rename(two / "a", two / "d" / "f")
+    line.thaw()
+    assert replacing.join() == 0
+    for side in (one, two):
+        eventually(lambda side=side: not (side / "a").exists(), "the name has gone")
+        assert "a" not in os.listdir(side)
+        eventually(lambda side=side: (side / "d" / "f").read_bytes() == b"second", "what moved")
+
+
 def test_two_look_ups_in_a_directory_below_one_that_is_being_listed(
     behind: Path, other: Path, line: Line, held: Callable[[bytes, Callable[[], object]], Call]
 ) -> None:

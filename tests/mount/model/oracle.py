@@ -390,7 +390,7 @@ class _Oracle:
             yield from self._token(record, token, "ok" if token in record["acked"] else result)
         kept = self.conflicts_of.get(record["tokens"][0], [])
         wanted = int(result == "ESTALE" and record["stage"] in ("write", "close"))
-        rescued = sum(record["tokens"][-1] in text for text in self.run.rescued)
+        rescued = sum(any(token in text for token in record["tokens"]) for text in self.run.rescued)
         if result in UNKNOWN:
             stored = any(self.births.get(token) for token in record["tokens"] if token not in record["acked"])
             if len(kept) + stored > 1:
@@ -508,8 +508,18 @@ class _Oracle:
             row.old_state != "none"
             and not self.saw(row.session, before, row.at)
             and self.knew(row.session, row.lineage, row.at)
+            and not self._opened_elsewhere(row, before)
         ):
             yield self._overwrite(row)
+
+    def _opened_elsewhere(self, row: Row, before: Step) -> bool:
+        """Whether the writer had opened the file that others renamed over this one: what it built on is that file's
+        content, which it knew, or nothing of that file."""
+        source, made, key = self.moved_from.get(before), self.maker.get(before), self.keys.get(row.step)
+        if source is None or made is None or not key:
+            return False
+        opened = any(record["t0"] < made.at for record in self._of(key[0]))
+        return opened and (self.saw(row.session, source, row.at) or not self.knew(row.session, source[0], made.at))
 
     def _overwrite(self, row: Row) -> Violation:
         rows = [r for r in self.by_lineage[row.lineage] if row.version - 4 <= r.version <= row.version]
