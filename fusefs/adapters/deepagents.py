@@ -88,7 +88,7 @@ class FusefsBackend(BackendProtocol):
         except NotADirectory:
             return LsResult(error=f"Path '{path}': not_a_directory")
         except FsError as error:
-            return LsResult(error=outcome(error).sentence)
+            return LsResult(error=outcome(error).sentence_for_model)
         return LsResult(entries=[_info(entry.node) for entry in entries if entry.node.kind in (Kind.FILE, Kind.DIR)])
 
     def read(self, file_path: str, offset: int = 0, limit: int = 2000) -> ReadResult:
@@ -97,7 +97,7 @@ class FusefsBackend(BackendProtocol):
         except NotFound:
             return ReadResult(error=f"File '{file_path}' not found")
         except FsError as error:
-            return ReadResult(error=outcome(error).sentence)
+            return ReadResult(error=outcome(error).sentence_for_model)
         modified_at = _time(content.node)
         if content.text is None or _get_backend_read_file_type(file_path) != "text":
             encoded = base64.standard_b64encode(content.data).decode()
@@ -110,7 +110,7 @@ class FusefsBackend(BackendProtocol):
         try:
             self._portal.call(self._write, file_path, content)
         except FsError as error:
-            return WriteResult(error=f"Error: {outcome(error).sentence}")
+            return WriteResult(error=f"Error: {outcome(error).sentence_for_model}")
         return WriteResult(path=file_path)
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
@@ -119,7 +119,7 @@ class FusefsBackend(BackendProtocol):
         except NotFound:
             return EditResult(error=f"Error: File '{file_path}' not found")
         except FsError as error:
-            return EditResult(error=f"Error: {outcome(error).sentence}")
+            return EditResult(error=f"Error: {outcome(error).sentence_for_model}")
         return EditResult(path=file_path, occurrences=count)
 
     def delete(self, file_path: str) -> DeleteResult:
@@ -128,7 +128,7 @@ class FusefsBackend(BackendProtocol):
         except NotFound:
             return DeleteResult(error=f"Error: File '{file_path}' not found")
         except FsError as error:
-            return DeleteResult(error=f"Error: {outcome(error).sentence}")
+            return DeleteResult(error=f"Error: {outcome(error).sentence_for_model}")
         return DeleteResult(path=file_path)
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
@@ -141,7 +141,7 @@ class FusefsBackend(BackendProtocol):
         except NotFound:
             return GlobResult(matches=[])
         except FsError as error:
-            return GlobResult(error=outcome(error).sentence)
+            return GlobResult(error=outcome(error).sentence_for_model)
         reason: Literal["budget"] | None = "budget" if found.truncated else None
         return GlobResult(
             matches=[_info(node) for node in found.found], truncated=found.truncated, truncation_reason=reason
@@ -156,7 +156,7 @@ class FusefsBackend(BackendProtocol):
         except NotFound:
             return GrepResult(matches=[])
         except FsError as error:
-            return GrepResult(error=f"Error: {outcome(error).sentence}")
+            return GrepResult(error=f"Error: {outcome(error).sentence_for_model}")
         matches = [GrepMatch(path=match.path, line=match.line, text=match.text) for match in found.found]
         return GrepResult(matches=matches, truncated=found.truncated)
 
@@ -195,7 +195,9 @@ class FusefsBackend(BackendProtocol):
         try:
             return self._portal.call(work, *args, **kwargs), None
         except FsError as error:
-            return None, next((code for kind, code in _CODES if isinstance(error, kind)), outcome(error).sentence)
+            return None, next(
+                (code for kind, code in _CODES if isinstance(error, kind)), outcome(error).sentence_for_model
+            )
 
 
 def _time(node: NodeRow) -> str:

@@ -101,7 +101,7 @@ class MemoryTool(BetaAbstractMemoryTool):
         try:
             normal = self._backend.path(path)
         except FsError as error:
-            raise ToolError(outcome(error).sentence) from None
+            raise ToolError(outcome(error).sentence_for_model) from None
         if not paths.is_within(normal, paths.MEMORIES):
             raise ToolError(f"Path must start with {paths.MEMORIES}, got: {path}")
         return normal
@@ -115,7 +115,7 @@ class MemoryTool(BetaAbstractMemoryTool):
         except NotFound as error:
             raise ToolError(f"The path {error.path} does not exist. Please provide a valid path.") from None
         except FsError as error:
-            raise ToolError(outcome(error).sentence) from None
+            raise ToolError(outcome(error).sentence_for_model) from None
 
     async def _view(self, path: str, command: BetaMemoryTool20250818ViewCommand) -> str:
         try:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @options.option(
     "--timeout",
     metavar="SECONDS",
-    type=click.FloatRange(0, 86400, min_open=True),
+    type=options.Number(0, 86400, min_open=True),
     default=120.0,
     show_default=True,
     help="How long the command may run.",

@@ -8,6 +8,7 @@ Nothing heavy is imported here: `fusefs status` must not pay for trio and psycop
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from dataclasses import dataclass
@@ -75,6 +76,9 @@ COMMANDS = {
 INTERRUPTED = 130
 """128 + SIGINT, as a shell says it."""
 
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Where our output goes has no room for it, which is no fault of ours."""
 
 BROKEN_PIPE = 141
 """128 + SIGPIPE."""
@@ -151,6 +155,13 @@ def _report(state: Run, exc: BaseException) -> int:
     cause = _root_cause(exc)
     if isinstance(cause, KeyboardInterrupt):
         return INTERRUPTED
+    if isinstance(cause, OSError) and cause.errno in _FULL:
+        # What is still buffered would fail again at the end of the process.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _complain(
+            state, f"no room to write: {cause.strerror}", "Free some space, then run it again.", FsError.exit_code
+        )
+        return FsError.exit_code
     result = outcome(cause)
     hint = result.hint
     if not isinstance(cause, FsError):

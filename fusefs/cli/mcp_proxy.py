@@ -37,7 +37,7 @@ _NOT_EXECUTABLE = 126
 @options.option(
     "--stop-timeout",
     metavar="SECONDS",
-    type=click.FloatRange(0.1, 300.0),
+    type=options.Number(0.1, 300.0),
     default=5.0,
     show_default=True,
     help="How long the server may take to end once its client is gone, before each harder signal.",

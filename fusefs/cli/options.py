@@ -6,6 +6,7 @@ that others know it by); and which options are for the command line alone.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -19,6 +20,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 PEOPLE = [principal.value for principal in Principal if principal is not Principal.SYSTEM]
 """Who a person at a command line can be; `system` is the harness itself."""
+
+
+class Number(click.FloatRange):
+    """A number between bounds. NaN is in every range by click's comparison, and nowhere a number of anything."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{found} is no finite number", param, ctx)
+        return found
 
 
 def option(flag: str, *more: str, **attrs: Any) -> Callable[[F], F]:
@@ -168,7 +179,7 @@ mounting = together(
     option(
         "--write-timeout",
         metavar="SECONDS",
-        type=click.FloatRange(0.1, 300.0),
+        type=Number(0.1, 300.0),
         default=Settings().write_timeout_s,
         show_default=True,
         help="How long a write waits for Postgres.",

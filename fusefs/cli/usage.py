@@ -91,7 +91,7 @@ class Collected:
 @options.option(
     "--version-days",
     metavar="DAYS",
-    type=click.FloatRange(0),
+    type=options.Number(0),
     default=30.0,
     show_default=True,
     help="Keep superseded contents so long.",
@@ -99,7 +99,7 @@ class Collected:
 @options.option(
     "--result-days",
     metavar="DAYS",
-    type=click.FloatRange(0),
+    type=options.Number(0),
     default=7.0,
     show_default=True,
     help="Keep large tool results so long after their session ended.",

@@ -28,13 +28,17 @@ class FsError(Exception):
 
     def __init__(self, message: str = "", *, path: str | None = None, hint: str = "") -> None:
         self.path = path
-        self.message = message or (type(self).__doc__ or "").strip().splitlines()[0].rstrip(".")
+        self.message = message or _default_message(type(self))
         self.given_hint = hint or type(self).hint
         self.told = False
         super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path is not None else self.message
+
+
+def _default_message(kind: type[FsError]) -> str:
+    return (kind.__doc__ or "").strip().splitlines()[0].rstrip(".")
 
 
 class NotFound(FsError):
@@ -335,18 +339,27 @@ class Outcome:
     text: str
     hint: str
     error_type: str
+    told: str
+    """The text for a model. Of a database that fails it says no more than how: the text names hosts and paths."""
 
     @property
     def sentence(self) -> str:
         """The text and what can be done about it, for a reader who is shown nothing else."""
         return f"{self.text}. {self.hint}".strip()
 
+    @property
+    def sentence_for_model(self) -> str:
+        """The same for a model."""
+        return f"{self.told}. {'Try again later.' if self.http == 503 else self.hint}".strip()
+
 
 def outcome(exc: BaseException) -> Outcome:
     """Translate any exception. What is not an `FsError` is a fault of ours: EIO, 500, 70, and no detail."""
     if isinstance(exc, FsError):
-        return Outcome(exc.errno, exc.http, exc.exit_code, str(exc), exc.given_hint, type(exc).__name__)
-    return Outcome(errno.EIO, 500, 70, f"internal error ({type(exc).__name__})", "See the log.", type(exc).__name__)
+        told = _default_message(type(exc)) if exc.http == 503 else str(exc)
+        return Outcome(exc.errno, exc.http, exc.exit_code, str(exc), exc.given_hint, type(exc).__name__, told)
+    text = f"internal error ({type(exc).__name__})"
+    return Outcome(errno.EIO, 500, 70, text, "See the log.", type(exc).__name__, text)
 
 
 def all_errors() -> list[type[FsError]]:

@@ -49,7 +49,7 @@ def parse(pattern: str, root: str) -> PathPattern:
     absolute = pattern.startswith("/")
     parts = [part for part in pattern.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise BadPattern("a pattern must not contain ..")
+        raise BadPattern("a pattern must not contain `..`")
     if not parts:
         raise BadPattern("the pattern names no file")
     if pattern.endswith("/"):

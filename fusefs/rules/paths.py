@@ -63,7 +63,7 @@ def normalise(path: str, limits: Limits) -> str:
         raise BadPath("the path must be absolute", path=str(path))
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise BadPath("the path must not contain ..", path=path)
+        raise BadPath("the path must not contain `..`", path=path)
     for part in parts:
         check_name(part, limits)
     whole = "/" + "/".join(parts)
@@ -170,7 +170,12 @@ def _check_machine_written(scope: Scope, op: Op, path: str) -> None:
         return
     if op is Op.CREATE and own and path != f"{LARGE_RESULTS}/{scope.session}":
         return
-    raise Denied(
+    raise harness_only(path)
+
+
+def harness_only(path: str) -> Denied:
+    """The refusal of a change of a machine-written path."""
+    return Denied(
         f"files under {'/'.join(path.split('/')[:2])} are written by the harness only",
         path=path,
         hint="Copy the file elsewhere to change it.",

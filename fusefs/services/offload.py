@@ -149,7 +149,7 @@ class Offload:
 
 
 def _reason(exc: Exception, made: list[tuple[str, int]]) -> str:
-    text = (exc.strerror or type(exc).__name__) if isinstance(exc, OSError) else outcome(exc).text
+    text = (exc.strerror or type(exc).__name__) if isinstance(exc, OSError) else outcome(exc).told
     if not made:
         return text
     kept, last = sum(size for _, size in made), results.part_name(len(made))

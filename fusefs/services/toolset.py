@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fusefs.rules import text
+from fusefs.rules import paths, text
 from fusefs.rules.errors import AlreadyChanged, NotFound
 from fusefs.rules.model import Kind, NodeRow
 from fusefs.rules.text import binary_notice
@@ -123,7 +123,10 @@ class Toolset:
     @contextmanager
     def _change(self, path: str) -> Iterator[None]:
         """A path is being changed. Raises AlreadyChanged where this batch has done so; a change that fails does not
-        count."""
+        count. Raises Denied for the harness's files, of which the store would let the session make its own: these
+        calls are the model's."""
+        if paths.is_machine_written(path):
+            raise paths.harness_only(path)
         if path in self._changed:
             raise AlreadyChanged(path=path)
         self._changed.add(path)

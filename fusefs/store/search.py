@@ -194,7 +194,7 @@ def matcher(prepared: globs.PathPattern) -> Callable[[str], bool]:
     flags = _GLOB_FLAGS | (wcglob.DOTGLOB if prepared.dots else 0)
     try:
         patterns = bracex.expand(prepared.pattern, keep_escapes=True, limit=_EXPANSIONS)
-    except bracex.ExpansionLimitException:
+    except (bracex.ExpansionLimitException, RecursionError):
         raise BadPattern("the pattern stands for too many others; use fewer braces") from None
     compiled = wcglob.compile(patterns, flags=flags)
     skip = len(prepared.root.rstrip("/")) + 1

@@ -17,7 +17,7 @@ from fusefs.db.pool import Database
 from fusefs.db.queries import query
 from fusefs.rules import paths
 from fusefs.rules.config import Limits
-from fusefs.rules.errors import Corrupt, Exists, IsADirectory, NotEmpty, NotFound, NotSupported
+from fusefs.rules.errors import Corrupt, Exists, IsADirectory, NotADirectory, NotEmpty, NotFound, NotSupported
 from fusefs.rules.model import Attrs, Commit, Kind
 from fusefs.rules.paths import Op
 from fusefs.rules.scope import Scope
@@ -242,12 +242,14 @@ async def put(db: Database, scope: Scope, limits: Limits, path: str, content: by
 
 
 async def make_parents(db: Database, scope: Scope, limits: Limits, path: str) -> None:
-    """Make the directories above a path that do not exist. Raises NotADirectory through the store."""
+    """Make the directories above a path that do not exist. Raises NotADirectory."""
     missing = []
     parent = paths.split(path)[0]
     while parent != "/":
         try:
-            await files.stat(db, scope, parent)
+            node = await files.stat(db, scope, parent)
+            if node.kind is not Kind.DIR:
+                raise NotADirectory(path=parent)
             break
         except NotFound:
             missing.append(parent)

@@ -79,7 +79,7 @@ def _answered(
             if told.http == 500:
                 _log.exception("mcp.failed", method=ctx.method)
             code = types.INVALID_PARAMS if told.http < 500 else types.INTERNAL_ERROR
-            raise MCPError(code, _clean(told.sentence)) from None
+            raise MCPError(code, _clean(told.sentence_for_model)) from None
 
     return answer
 

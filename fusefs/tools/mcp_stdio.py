@@ -104,9 +104,8 @@ async def _read(
             if not whole:
                 if not is_overlong:
                     await answers.send(_error(None, types.PARSE_ERROR, f"A line has over {MAX_LINE_BYTES} bytes"))
-                is_overlong = True
+                is_overlong = not found.endswith(b"\n")
                 continue
-            is_overlong = False
             for line in filter(bytes.strip, each_line(found)):
                 try:
                     message = parse(line)

@@ -195,7 +195,7 @@ def test_bytes_go_up_and_come_down(backend: FusefsBackend) -> None:
         (lambda backend: backend.read("/none"), "File '/none' not found"),
         (lambda backend: backend.read("/"), "/: Is a directory."),
         (lambda backend: backend.read("/a", offset=9), "Line offset 9 exceeds file length (2 lines)"),
-        (lambda backend: backend.read("/../a"), "/../a: the path must not contain ..."),
+        (lambda backend: backend.read("/../a"), "/../a: the path must not contain `..`."),
         (lambda backend: backend.edit("/none", "x", "y"), "Error: File '/none' not found"),
         (lambda backend: backend.delete("/none"), "Error: File '/none' not found"),
     ],

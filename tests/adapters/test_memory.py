@@ -103,7 +103,7 @@ def test_a_range_of_lines(memory: MemoryTool, view_range: list[int], shown: str)
     [
         ({"command": "view", "path": "/memories/none"}, "The path /memories/none does not exist."),
         ({"command": "view", "path": "/work/a"}, "Path must start with /memories, got: /work/a"),
-        ({"command": "view", "path": "/memories/../work/a"}, "must not contain .."),
+        ({"command": "view", "path": "/memories/../work/a"}, "must not contain `..`"),
         ({"command": "view", "path": "/memoriesX"}, "Path must start with /memories"),
         ({"command": "view", "path": "memories/a"}, "must be absolute"),
         ({"command": "view", "path": "/memories/link"}, "Unsupported file type"),

@@ -257,6 +257,24 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert done.returncode == 141
 
 
+def test_a_full_disk_is_no_fault_of_ours() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [harness.FUSEFS, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (
+        done.stderr == "fusefs: no room to write: No space left on device\nhint: Free some space, then run it again.\n"
+    )
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("number", ["nan", "inf"])
+@pytest.mark.parametrize("words", ["gc --version-days", "exec --timeout", "mcp-proxy --stop-timeout"])
+def test_what_is_no_finite_number_is_refused(bare_fusefs: Fusefs, words: str, number: str) -> None:
+    more = [] if words.startswith("gc") else ["true"]
+    assert "Invalid value" in bare_fusefs.fails(2, *words.split(), number, *more)
+
+
 # Configuration file
 
 

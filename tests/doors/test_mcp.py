@@ -342,6 +342,12 @@ def test_an_overlong_line_is_refused_and_skipped(raw: Raw) -> None:
     assert [one["error"]["code"] for one in raw.answers()] == [types.PARSE_ERROR]
 
 
+def test_each_of_several_overlong_lines_is_answered(raw: Raw) -> None:
+    for _ in range(2):
+        raw.send(b"y" * (MAX_LINE_BYTES + 100_000))
+    assert [one["error"]["code"] for one in raw.answers()] == [types.PARSE_ERROR] * 2
+
+
 odd_text = st.text(max_size=20) | st.sampled_from(["\0", "\ud800", "/", "..", "tools/call", "read_file", "2.0", "/a"])
 odd = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | odd_text,

@@ -62,7 +62,7 @@ _OF_TEXT = {
     "not a directory": NOT_DIRECTORY,
     "is not in the file": NO_MATCH,
     "is there": NOT_UNIQUE,
-    "must not contain ..": BAD_PATH,
+    "must not contain `..`": BAD_PATH,
     "invalid regular expression": BAD_PATTERN,
 }
 

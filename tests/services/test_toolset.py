@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from fusefs.db.failures import NotConnected
 from fusefs.db.pool import open_database
 from fusefs.rules.config import Limits
 from fusefs.rules.model import Attrs
@@ -370,18 +371,20 @@ async def test_json_text_is_taken_for_what_it_holds(session: Session) -> None:
         ("write_file", {"path": "/f", "content": "x" * 10_000_000}, "the limit is 1048576"),
         ("write_file", {"path": "/" + "a/" * 80, "content": ""}, "the limit is 64"),
         ("write_file", {"path": "/" + "x" * 300, "content": ""}, "the limit is 255"),
-        ("write_file", {"path": "/../etc/passwd", "content": ""}, "must not contain .."),
+        ("write_file", {"path": "/../etc/passwd", "content": ""}, "must not contain `..`"),
         ("write_file", {"path": "/", "content": ""}, "Is a directory"),
+        ("write_file", {"path": "/wrong/f/below", "content": ""}, "/wrong/f: Not a directory"),
         ("edit_file", {"path": "/wrong/f", "old_string": "x" * 10_000_000, "new_string": ""}, "replace a shorter part"),
         ("edit_file", {"path": "/wrong/f", "old_string": "a", "new_string": "x" * 10_000_000}, "the limit is 1048576"),
         ("grep", {"pattern": "("}, "parentheses () not balanced"),
         ("grep", {"pattern": "a{2,1}"}, "invalid repetition count"),
         ("grep", {"pattern": "[z-a]"}, "invalid character range"),
         ("grep", {"pattern": "a\nb"}, "is in one line"),
-        ("grep", {"pattern": "a", "include": "../*"}, "must not contain .."),
+        ("grep", {"pattern": "a", "include": "../*"}, "must not contain `..`"),
         ("grep", {"pattern": "a", "path": "/nowhere"}, "No such file"),
-        ("glob", {"pattern": "../*"}, "must not contain .."),
+        ("glob", {"pattern": "../*"}, "must not contain `..`"),
         ("glob", {"pattern": "{a,b}" * 20}, "use fewer braces"),
+        ("glob", {"pattern": "{" * 900}, "use fewer braces"),
     ],
     ids=ascii_start,
 )
@@ -475,7 +478,23 @@ async def test_a_fault_of_ours_gives_no_details(session: Session, monkeypatch: p
         assert await session.fail(tool.name, **arguments) == "Error: internal error (RuntimeError)"
 
 
+async def test_a_model_is_not_told_where_the_database_is(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_args: object, **_kwargs: object) -> None:
+        raise NotConnected("Postgres does not answer at db.internal:5432: Connection refused")
+
+    monkeypatch.setattr(Backend, "read", broken)
+    said = await session.fail("read_file", path="/f")
+    assert said == "Error: Postgres does not answer; nothing was sent. Try again later."
+
+
 # -- Machine-written files -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("below", ["large_tool_results/s-1", "large_tool_results", "conversation_history"])
+async def test_a_model_makes_no_file_of_the_harness(session: Session, below: str) -> None:
+    """The store lets a session make its results, for a harness in the same container; these calls are the model's."""
+    for name, more in (("write_file", {"content": "x"}), ("edit_file", {"old_string": "a", "new_string": "b"})):
+        assert "written by the harness only" in await session.fail(name, path=f"/{below}/forged", **more)
 
 
 async def test_a_result_is_read_at_its_flat_path_too(session: Session, module_namespace: harness.Namespace) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from fusefs.rules import errors
 from fusefs.rules.config import Limits
-from fusefs.rules.errors import BadConfig, FsError, NotFound, StaleVersion, all_errors, outcome
+from fusefs.rules.errors import BadConfig, FsError, NotFound, StaleVersion, Unavailable, all_errors, outcome
 
 TABLE = {
     # class: errno, HTTP status, exit code
@@ -132,3 +132,9 @@ def test_default_limits() -> None:
 def test_a_sentence_says_what_can_be_done() -> None:
     assert outcome(NotFound("gone", path="/a", hint="Look elsewhere.")).sentence == "/a: gone. Look elsewhere."
     assert outcome(NotFound(path="/a")).sentence == "/a: No such file or directory."
+
+
+def test_a_model_is_told_no_host() -> None:
+    found = outcome(Unavailable("no answer at db.internal:5432"))
+    assert found.sentence.startswith("no answer at db.internal:5432. Check")
+    assert found.sentence_for_model == "Postgres does not answer. Try again later."
