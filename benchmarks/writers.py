@@ -4,12 +4,13 @@
     benchmarks/writers.py [--quick]
 
 One `fusefs host`, eight sessions of one agent, a process in each that rewrites its own 16 files of 1 KB without a
-pause; and pgbench with eight clients and the update that such a close commits, triggers included. In turn, three times
-ten seconds (quick: two times three). Beside it the daemon's processor time. Needs root.
+pause; and pgbench with eight clients on rows of its own and the update that such a close commits, triggers included. In
+turn, three times ten seconds (quick: two times three). Beside it the daemon's processor time. Needs root.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -20,21 +21,29 @@ from _rig import Mounted, Report, Skip, in_turn, rig, run, write
 
 WRITERS = 8
 FILES = 16
+ROWS = """
+select '/p' || client || '-' || n as path, 'file' as kind, 'new' as content
+from generate_series(0, 7) client, generate_series(0, 15) n
+"""
 UPDATE = """\\set n random(0, 15)
 update agent_files set content = rpad(:n::text || clock_timestamp()::text, 1024, 'x'), mtime_ns = mtime_ns + 1,
   updated_at = clock_timestamp(), updated_by = 'agent', updated_session = 'pgbench', write_id = gen_random_uuid(),
   write_op = 'write', write_handle = 1
 where tenant_id = (select tenant_id from agents where slug = 'b')
-  and agent_id = (select id from agents where slug = 'b') and path = '/w' || :client_id || '-' || :n;
+  and agent_id = (select id from agents where slug = 'b') and path = '/p' || :client_id || '-' || :n;
 """
 
 
 def rewrite_until_told(folder: Path, name: str) -> None:
-    """The work of one writer: prints how many files it wrote until its stdin was closed."""
+    """The work of one writer: says when its files exist, and how many it wrote until its stdin was closed."""
+    paths = [folder / f"{name}-{number}" for number in range(FILES)]
+    for path in paths:
+        write(path, b"new")
+    print("ready", flush=True)
     os.set_blocking(0, False)
     count = 0
     while sys.stdin.buffer.read(1) is None:
-        write(folder / f"{name}-{count % FILES}", f"{name} {count} ".encode().ljust(1024, b"x"))
+        write(paths[count % FILES], f"{name} {count} ".encode().ljust(1024, b"x"))
         count += 1
     print(count)
 
@@ -42,25 +51,25 @@ def rewrite_until_told(folder: Path, name: str) -> None:
 def rate(mounted: Mounted, seconds: float, cpu: list[float]) -> float:
     """Files a second by all writers."""
     tenant = mounted.path / "b" / "b"
-    processes = []
-    try:
+    with contextlib.ExitStack() as stack:
+        processes = []
         for number in range(WRITERS):
             folder = tenant / f"s{number}"
             folder.mkdir(exist_ok=True)
             command = [sys.executable, __file__, str(folder), f"w{number}"]
-            processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            # At the end of the block its stdin is closed, and it is waited for.
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            processes.append(stack.enter_context(process))
+        said = [process.stdout for process in processes if process.stdout is not None]
+        assert [stream.readline() for stream in said] == ["ready\n"] * WRITERS
         began, before = time.perf_counter(), mounted.cpu_s()
         time.sleep(seconds)
-        cpu.append(100 * (mounted.cpu_s() - before) / (time.perf_counter() - began))
-    finally:
+        took = time.perf_counter() - began
+        cpu.append(100 * (mounted.cpu_s() - before) / took)
         for process in processes:
             assert process.stdin is not None
             process.stdin.close()
-        took = time.perf_counter() - began
-        written = [int(process.stdout.read() or 0) for process in processes if process.stdout is not None]
-        for process in processes:
-            process.wait()
-    return sum(written) / took
+        return sum(int(stream.read()) for stream in said) / took
 
 
 def measure(report: Report, quick: bool) -> None:
@@ -69,7 +78,7 @@ def measure(report: Report, quick: bool) -> None:
     rounds, length = (2, 3) if quick else (3, 10)
     cpu: list[float] = []
     with rig() as server, server.host() as mounted:
-        rate(mounted, 1.0, [])  # the files exist from here on
+        server.generate("b", ROWS)
         medians = in_turn(
             rounds,
             pgbench=lambda: server.pgbench(UPDATE, seconds=length, clients=WRITERS),

@@ -220,12 +220,12 @@ class Mounted:
 
     async def work_in_background(self) -> None:
         """Every two seconds store the times of changed directories, count new namespaces, and close those that no
-        session uses any more."""
+        session uses any more. Never at once: the count reads all of a namespace, when its first user wants to start."""
         while True:
+            await trio.sleep(_ROUND_S)
             for ns in list(self._unmeasured):
                 self._unmeasured.discard(ns)
                 await self._tolerate(lambda ns=ns: ns.usage.measure(self.db, ns.tenant_id, ns.agent_id))  # type: ignore[misc]
-            await trio.sleep(_ROUND_S)
             await self._store_times()
             for ns in list(self._doubtful):
                 self._doubtful.discard(ns)
