@@ -20,6 +20,8 @@ _PARTS = re.compile(r"\\.|\[\^?\]?(?:\[:\w+:\]|\\.|[^\]\\])*\]?|.", re.DOTALL)
 _SPELLINGS = {r"\b": r"\y", r"\B": r"\Y", r"\z": r"\Z"}
 """Elsewhere `\\b` is the edge of a word; Postgres takes it for a backspace and finds nothing."""
 _OPTIONS = re.compile(r"\(\?([a-z]+)\)")
+_PLAIN_PARENTHESES = frozenset("bq")
+"""Options under which a parenthesis is a character: basic expressions, and plain texts."""
 _COUNTS_GROUPS = re.compile(r"\\[1-9]|^\*\*\*")
 """References to a group, and the prefixes that are allowed at the start only."""
 _BEYOND_THE_LINE = re.compile(r"\(\?[=!<]|\\[AZ]|\*\*\*")
@@ -52,6 +54,8 @@ def for_place(pattern: str) -> str:
     if _COUNTS_GROUPS.search(pattern):
         return pattern
     options = _OPTIONS.match(pattern)
+    if options and set(options[1]) & _PLAIN_PARENTHESES:
+        return pattern
     start = options.end() if options else 0
     return f"{pattern[:start]}({pattern[start:]})"
 

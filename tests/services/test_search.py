@@ -101,7 +101,15 @@ async def test_of_a_long_line_the_part_around_the_match(namespace: harness.Names
         {"/f": f"{'é' * 50_000}needle{'漢' * 50_000}\n", "/g": f"needle{'x' * 600}\n", "/h": "x" * 495 + "needle"},
     )
     async with searching(namespace) as backend:
-        for pattern in ("needle", "n(ee)dle", "ne{2}dle", "needle(x|漢|$)", r"(n)e{2}(d)le"):
+        for pattern in (
+            "needle",
+            "n(ee)dle",
+            "ne{2}dle",
+            "needle(x|漢|$)",
+            r"(n)e{2}(d)le",
+            "(?q)needle",
+            "(?b)needle",
+        ):
             first, second, third = (await backend.grep(pattern)).found
             assert (first.length, len(first.text)) == (100_006, 400)
             assert first.text.index("needle") + first.column == 50_001

@@ -174,7 +174,7 @@ def test_what_a_whole_file_is_asked(pattern: str, expected: str) -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "expected"),
-    [("a|b(c)", "(a|b(c))"), ("(?i)a", "(?i)(a)"), (r"(a)\1", r"(a)\1"), ("***:a", "***:a")],
+    [("a|b(c)", "(a|b(c))"), ("(?i)a", "(?i)(a)"), (r"(a)\1", r"(a)\1"), ("***:a", "***:a"), ("(?iq)a", "(?iq)a")],
 )
 def test_the_first_group_is_the_place(pattern: str, expected: str) -> None:
     assert regexes.for_place(pattern) == expected
