@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import FrameType
 
 from _table import ROWS, TABLE
 
@@ -81,7 +82,14 @@ def end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
+def stop(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    # Said, since a shell's background job is made to ignore Ctrl-C.
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, stop)
     try:
         sys.exit(main())
     except KeyboardInterrupt:

@@ -75,10 +75,7 @@ def run(doc: str | None, measure: Callable[[Report, bool], None]) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="append each value to FILE, a JSON object a line")
     args = parser.parse_args()
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, stop)
+    _end_in_good_order()
     try:
         measure(Report(args.json), args.quick)
     except Skip as exc:
@@ -86,6 +83,17 @@ def run(doc: str | None, measure: Callable[[Report, bool], None]) -> None:
         sys.exit(3)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _end_in_good_order() -> None:
+    """Have SIGTERM and Ctrl-C raise KeyboardInterrupt, also in a shell's background job, which is made to ignore the
+    latter."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
 
 
 # -- Measuring -------------------------------------------------------------------------------------------
