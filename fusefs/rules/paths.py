@@ -154,7 +154,7 @@ def check(scope: Scope, op: Op, path: str) -> None:
         raise Denied(
             f"{'/'.join(path.split('/')[:2])} is reserved: its files go into later prompts",
             path=path,
-            hint="An owner or admin can write there through the files API or a mount with --as admin --rw.",
+            hint="An owner or admin can write there, as by a mount with --as admin --rw.",
         )
     if is_machine_written(path):
         _check_machine_written(scope, op, path)
