@@ -45,7 +45,7 @@ _SETTLE_S = 2.0
 """What settling a write may take beyond the write timeout, if that is not shorter: otherwise nobody knew whether it
 happened."""
 _ROLLBACK_S = 2.0
-_SLOWEST_BYTES_PER_S = 4 << 20
+_SLOWEST_BYTES_PER_S = 8 << 20
 _HUNG_MARGIN_S = 5.0
 """How long after its own statement timeout the server may stay silent before the connection is given up."""
 
@@ -137,7 +137,8 @@ class _Turns:
 
 def _transfer_s(params: Sequence[Param]) -> float:
     """How much longer a write may take for its size: a server that is busy with 100 MB is not away."""
-    return sum(len(value) for value in params if isinstance(value, str | bytes)) / _SLOWEST_BYTES_PER_S
+    sizes = (len(value) for value in params if isinstance(value, str | bytes))
+    return max(sizes, default=0) / _SLOWEST_BYTES_PER_S
 
 
 class _Backoff:

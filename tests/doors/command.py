@@ -12,6 +12,18 @@ import pytest
 
 from fusefs.cli import main
 
+_MEASURED = """
+import pathlib, re, sys
+from fusefs.cli import main
+code = main.run(sys.argv[1:])
+status = pathlib.Path("/proc/self/status").read_text()
+print(re.search(r"VmHWM:\\s+(\\d+)", status)[1], file=sys.stderr)
+sys.exit(code)
+"""
+MEASURED = (sys.executable, "-c", _MEASURED)
+"""A command line that runs `fusefs` and then prints its peak memory in KiB to stderr. VmHWM is of this program alone;
+ru_maxrss is at least what the process that started it had."""
+
 
 @dataclass(frozen=True, slots=True)
 class Result:

@@ -21,7 +21,7 @@ from fusefs.rules.errors import NotFound
 from fusefs.services import mounted_results
 from fusefs.services.offload import Offload, unobserved
 from tests import harness
-from tests.doors.command import Fusefs
+from tests.doors.command import MEASURED, Fusefs
 
 BIG = "".join(f"line {number} of the result\n" for number in range(1, 5001))
 BINARY = b"\xff\xfeh\0i\0" * 20_000
@@ -254,19 +254,13 @@ def test_a_closed_stream_is_an_error(tmp_path: Path, closed: str) -> None:
 
 
 def test_a_huge_stream_is_not_held(root: Path, tmp_path: Path) -> None:
-    """100 MB in, at most 32 MiB kept: the filter's memory stays under 150 MB.
-
-    VmHWM is of this program alone; ru_maxrss is at least what the process that started it had."""
-    code = (
-        "import re, sys; from fusefs.cli import main; code = main.run(sys.argv[1:]); "
-        "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1], file=sys.stderr); sys.exit(code)"
-    )
+    """100 MB in, at most 32 MiB kept: the filter's memory stays under 150 MB."""
     source = subprocess.Popen(
         [sys.executable, "-c", "import sys\nfor n in range(100): sys.stdout.write('%07d\\n' % n * 125_000)"],
         stdout=subprocess.PIPE,
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, "offload", "--tool-call-id", "huge", "--dir", str(root)],
+        [*MEASURED, "offload", "--tool-call-id", "huge", "--dir", str(root)],
         stdin=source.stdout, capture_output=True, text=True, env=environment(tmp_path), check=True,
     )  # fmt: skip
     assert source.stdout is not None

@@ -192,7 +192,7 @@ def test_announcement_that_is_no_json_with_our_origin(
 def test_write_while_the_last_close_is_rescued(
     mount: harness.MountFactory, line: Line, namespace: harness.Namespace, rescue_dir: Path
 ) -> None:
-    """The rescue of 60 MB takes long enough for another process to open the file and write."""
+    """The rescue of 40 MB takes long enough for another process to open the file and write."""
     mounted = mount(
         *TIMEOUT, "--rescue-dir", str(rescue_dir), "--max-file-bytes", str(200 << 20), session="s1", dsn=line.dsn
     )
@@ -200,7 +200,7 @@ def test_write_while_the_last_close_is_rescued(
     path = mounted.path / "log"
     path.write_bytes(b"old\n")
     fd = os.open(path, os.O_WRONLY | os.O_APPEND)
-    for _ in range(60):
+    for _ in range(40):
         os.write(fd, b"x" * (1 << 20))
     rescue_dir.mkdir(mode=0o700)
     with psycopg.connect(namespace.dsn) as conn:
