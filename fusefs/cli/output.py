@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 import click
 
+from fusefs.rules.text import escaped
+
 _UNPRINTABLE = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 """Control, format (they change directions, or are invisible), stray surrogates, ends of lines and paragraphs."""
 
@@ -23,14 +25,7 @@ _UNPRINTABLE = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 def printable(text: str) -> str:
     """Text as one line, control characters written out: agents choose the names of their files. An escape sequence in
     one must not reach a person's terminal, nor a line end make a line of its own, such as a hint."""
-    return "".join(char if unicodedata.category(char) not in _UNPRINTABLE else _escaped(char) for char in text)
-
-
-def _escaped(char: str) -> str:
-    if char == "\n":
-        return "\\n"
-    code = ord(char)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return "".join(char if unicodedata.category(char) not in _UNPRINTABLE else escaped(char) for char in text)
 
 
 def print_json(value: Any) -> None:

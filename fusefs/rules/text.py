@@ -9,6 +9,7 @@ Threading: plain functions, safe anywhere.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,7 @@ MAX_ANSWER_CHARS = 77_000
 """The lines of one answer with their numbers. With the notes below them, of about 100 characters each, the answer stays
 under 80,000, about 20,000 tokens: the limit of a result."""
 DEFAULT_LIMIT = 2000
+_BREAKS_LINES = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _NUMBER_CHARS = 8
 """A number, its tab, and the newline after the line."""
 
@@ -50,6 +52,20 @@ class Page:
     def last(self) -> int:
         """Number of the last line; `first - 1` where there is none."""
         return self.first + len(self.lines) - 1
+
+
+def escaped(char: str) -> str:
+    """A character written out, as in a string of Python."""
+    if char == "\n":
+        return "\\n"
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def one_line(path: str) -> str:
+    """A path for an answer of several lines: whoever chose a name must not make a line of his own with it, nor turn
+    the line around. What only joins characters, as in emoji, stays: the path is to be used again."""
+    return _BREAKS_LINES.sub(lambda found: escaped(found[0]), path)
 
 
 def split_lines(text: str) -> list[str]:

@@ -62,7 +62,7 @@ def error_result(error: Exception, span: ToolCallSpan) -> ToolResult:
 def error_text(error: Exception) -> str:
     """What a model is told of an error. What is no refusal is our fault: its kind, and no more."""
     told = outcome(error)
-    lines = [f"Error: {told.sentence_for_model if isinstance(error, FsError) else told.told}"]
+    lines = [f"Error: {text.one_line(told.sentence_for_model if isinstance(error, FsError) else told.told)}"]
     if isinstance(error, NoMatch) and error.excerpt:
         lines.append(f"The nearest lines of the file are:\n{error.excerpt}")
     return "\n".join(lines)[:_ERROR_CHARS]

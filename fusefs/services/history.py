@@ -77,7 +77,7 @@ class History:
 
 def _version_line(one: Version) -> str:
     state = "current" if one.current else "content kept" if one.readable else "no content"
-    moved = f" from {one.old_path}" if one.old_path is not None else ""
+    moved = f" from {text.one_line(one.old_path)}" if one.old_path is not None else ""
     return (
         f"version {one.version} ({one.op}{moved}, {count(one.size, 'byte')}, {_when(one.at)}, "
         f"{_who(one.principal, one.session)}, {state}, id {one.file_id})"
@@ -87,7 +87,7 @@ def _version_line(one: Version) -> str:
 def _deleted_line(one: Deleted) -> str:
     state = "content kept" if one.readable else "no content"
     return (
-        f"{one.path} (version {one.version}, {count(one.size, 'byte')}, deleted {_when(one.at)}, "
+        f"{text.one_line(one.path)} (version {one.version}, {count(one.size, 'byte')}, deleted {_when(one.at)}, "
         f"{_who(one.principal, one.session)}, {state}, id {one.file_id})"
     )
 

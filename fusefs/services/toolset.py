@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from fusefs.rules import paths, text
 from fusefs.rules.errors import AlreadyChanged, NotFound
 from fusefs.rules.model import Kind, NodeRow
-from fusefs.rules.text import binary_notice
+from fusefs.rules.text import binary_notice, one_line
 from fusefs.services import descriptions
 from fusefs.services.answers import bounded, count, make_tool, page_text
 from fusefs.services.backend import Backend
@@ -100,7 +100,7 @@ class Toolset:
 
     async def _glob(self, pattern: str, path: str = "/") -> ToolResult:
         found = await self.backend.glob(pattern, self._path(path))
-        lines = [node.path for node in found.found]
+        lines = [one_line(node.path) for node in found.found]
         if found.truncated:
             lines.append(f"[only the first {count(len(lines), 'file')}; use a narrower pattern or path]")
         return ToolResult(bounded(lines, "files") if lines else "No files found.")
@@ -109,7 +109,7 @@ class Toolset:
         self, pattern: str, path: str = "/", include: str | None = None, literal: bool = False
     ) -> ToolResult:
         found = await self.backend.grep(pattern, self._path(path), include=include, literal=literal)
-        lines = [f"{match.path}:{match.line}:{match.excerpt}" for match in found.found]
+        lines = [f"{one_line(match.path)}:{match.line}:{match.excerpt}" for match in found.found]
         if found.truncated:
             lines.append(f"[only the first {count(len(lines), 'match', 'matches')}; narrow it by path or include]")
         return ToolResult(bounded(lines, "matches") if lines else "No matches found.")
@@ -138,8 +138,9 @@ class Toolset:
 
 
 def _entry_line(node: NodeRow, target: str | None) -> str:
+    path = one_line(node.path)
     if node.kind is Kind.DIR:
-        return f"{node.path}/"
+        return f"{path}/"
     if target is not None:
-        return f"{node.path} -> {target}"
-    return f"{node.path} ({count(node.size, 'byte')})"
+        return f"{path} -> {one_line(target)}"
+    return f"{path} ({count(node.size, 'byte')})"
