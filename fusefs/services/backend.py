@@ -142,6 +142,10 @@ class Backend:
         """The normal form of a path that a caller gave. Raises BadPath, BadName, PathTooLong."""
         return paths.normalise(path, self.limits)
 
+    async def resolve(self, path: str) -> str:
+        """The path that a path leads to, symlinks followed; nothing need be there. Raises as `path`, and NotSupported."""
+        return await self._follow(self._readable(path))
+
     # -- Looking -----------------------------------------------------------------------------------
 
     async def ls(self, path: str) -> tuple[Listed, ...]:

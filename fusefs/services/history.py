@@ -41,7 +41,8 @@ class History:
         )
 
     async def _list_versions(self, path: str) -> ToolResult:
-        found = await versions.list_versions(self._backend.db, self._backend.scope, self._backend.path(path))
+        path = await self._backend.resolve(path)
+        found = await versions.list_versions(self._backend.db, self._backend.scope, path)
         return ToolResult(bounded([_version_line(one) for one in found], "changes"))
 
     async def _read_version(
@@ -53,7 +54,7 @@ class History:
         limit: int = text.DEFAULT_LIMIT,
         column: int = 1,
     ) -> ToolResult:
-        path = self._backend.path(path)
+        path = await self._backend.resolve(path)
         content = await versions.read_version(self._backend.db, self._backend.scope, path, version, lineage)
         try:
             whole = content.decode()
@@ -65,7 +66,7 @@ class History:
         return page_text(page, path, version)
 
     async def _restore_version(self, path: str, version: int, lineage: str | None = None) -> ToolResult:
-        backend, path = self._backend, self._backend.path(path)
+        backend, path = self._backend, await self._backend.resolve(path)
         done = await versions.restore(backend.db, backend.scope, backend.limits, path, version, lineage)
         self._seen.note(path, Seen(done.id, done.version))
         return ToolResult(f"Restored version {version} of {path}: it is at version {done.version} now.")

@@ -75,6 +75,20 @@ async def test_history_is_listed_read_and_restored(namespace: harness.Namespace)
             await door.call("restore_version", path="/memories/m", version=1)
 
 
+async def test_the_history_of_a_symlink_is_that_of_its_file(namespace: harness.Namespace) -> None:
+    namespace.execute(
+        "insert into agent_files (tenant_id, agent_id, path, content, kind) values (%s, %s, '/link', 'd/f', 'symlink')",
+        (namespace.tenant_id, namespace.agent_id),
+    )
+    async with in_memory(namespace, "s") as (door,):
+        await door.write("/d/f", "one\n")
+        await door.write("/link", "two\n")
+        assert len((await door.call("list_versions", path="/link")).splitlines()) == 2
+        assert (await door.call("read_version", path="/link", version=1)).startswith("     1\tone\n")
+        await door.call("restore_version", path="/link", version=1)
+        assert await door.read("/d/f") == "one\n"
+
+
 async def test_resources_are_listed_by_pages(namespace: harness.Namespace) -> None:
     namespace.execute(
         "insert into agent_files (tenant_id, agent_id, path, content) select %s, %s, '/many/' || n || ' é', n::text"
