@@ -143,7 +143,8 @@ class Backend:
         return paths.normalise(path, self.limits)
 
     async def resolve(self, path: str) -> str:
-        """The path that a path leads to, symlinks followed; nothing need be there. Raises as `path`, and NotSupported."""
+        """The path that a path leads to, symlinks followed; nothing need be there. Raises as `path`,
+        and NotSupported."""
         return await self._follow(self._readable(path))
 
     # -- Looking -----------------------------------------------------------------------------------
