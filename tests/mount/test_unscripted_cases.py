@@ -2,8 +2,8 @@
 
 L03, a half-open connection, is in test_announcements.py. L09 is here as far as it is not in test_outage.py (SIGTERM
 while Postgres is away) and test_sessions.py (signals). L27, two daemons with another user and place each, is what
-test_shared_cases.py runs the cases of two mounts with. L21 speaks of HTTP, which is not there yet; that a change hangs on
-lineage and version, and on nothing else, is in tests/services/test_backend.py.
+test_shared_cases.py runs the cases of two mounts with. L21 speaks of HTTP, which is not there yet; that a change hangs
+on lineage and version, and on nothing else, is in tests/services/test_backend.py.
 """
 
 from __future__ import annotations
