@@ -148,9 +148,10 @@ class Mounted:
         found: dict[str, Any] = json.loads((self.path / session / ".fusefs" / "status").read_bytes())
         return int(found["trips"])
 
-    def resident_mb(self) -> float:
+    def memory_mb(self, kind: str = "Rss") -> float:
+        """Resident memory in MB, shared libraries whole; `Pss`: its own share of them."""
         text = Path(f"/proc/{self.pid}/smaps_rollup").read_text()
-        return int(re.findall(r"^Rss: +(\d+) kB", text, re.M)[0]) / 1024
+        return int(re.findall(rf"^{kind}: +(\d+) kB", text, re.M)[0]) / 1024
 
     def cpu_s(self) -> float:
         """Seconds of processor time so far."""

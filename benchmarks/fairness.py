@@ -12,21 +12,15 @@ creates. As root, with the interpreter that has fusefs: .venv/bin/python benchma
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
 
-FUSEFS = Path(sys.executable).with_name("fusefs")
+from _rig import rig, write
 
-
-def write(path: Path) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-    os.write(fd, b"a line of text that an agent wrote\n" * 30)
-    os.close(fd)
+DATA = b"a line of text that an agent wrote\n" * 30
 
 
 def latencies_ms(folder: Path, seconds: float) -> list[float]:
@@ -34,7 +28,7 @@ def latencies_ms(folder: Path, seconds: float) -> list[float]:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         start = time.perf_counter()
-        write(folder / f"note-{len(found)}-{start}")
+        write(folder / f"note-{len(found)}-{start}", DATA)
         found.append((time.perf_counter() - start) * 1000)
     return sorted(found)
 
@@ -46,7 +40,7 @@ def flood(folder: Path, threads: int) -> None:
 
     def work(number: int) -> None:
         while not stop.is_set():
-            write(folder / f"flood-{number}-{count[number]}")
+            write(folder / f"flood-{number}-{count[number]}", DATA)
             count[number] += 1
 
     workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
@@ -73,26 +67,11 @@ def main() -> None:
     if args.flood is not None:
         flood(args.flood, args.threads)
         return
-    from fusefs.db import embedded
-
-    with tempfile.TemporaryDirectory(prefix="fusefs-fairness-") as name:
-        top = Path(name)
-        top.chmod(0o755)
-        env = {**os.environ, "HANGO_FS_RUNTIME_DIR": str(top / "run"), "XDG_STATE_HOME": str(top / "state")}
-        (top / "run").mkdir(mode=0o700)
-        (top / "mount").mkdir()
-        dsn = embedded.ensure_running(top / "data")
-        try:
-            setup = [("init",), ("tenant", "add", "t")]
-            setup += [("agent", "add", agent, "--tenant", "t") for agent in ("quiet", "loud")]
-            for words in (*setup, ("host", str(top / "mount"))):
-                subprocess.run([FUSEFS, *words, "--dsn", dsn], env=env, check=True, stdout=subprocess.DEVNULL)
-            try:
-                measure(top / "mount" / "t", args.seconds, args.threads)
-            finally:
-                subprocess.run([FUSEFS, "umount", top / "mount"], env=env, check=True, stdout=subprocess.DEVNULL)
-        finally:
-            embedded.stop(top / "data")
+    with rig() as server:
+        for agent in ("quiet", "loud"):
+            server.add_agent(agent)
+        with server.host() as mounted:
+            measure(mounted.path / "b", args.seconds, args.threads)
 
 
 def measure(tenant: Path, seconds: float, threads: int) -> None:

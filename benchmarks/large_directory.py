@@ -50,7 +50,7 @@ def measure(report: Report, quick: bool) -> None:
                 shell("ls -f", cwd=folder)
                 create(folder, made)
             took = in_turn(rounds, **{name: partial(create, folder, made) for name, folder in folders.items()})
-            report.note(f"{mounted.resident_mb():.0f} MB resident")
+            report.note(f"{mounted.memory_mb():.0f} MB resident")
         report.note(", ".join(f"{name} {value:.2f} ms a file" for name, value in took.items()))
         report.say("large-create", took["many"] / took["none"])
 

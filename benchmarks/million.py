@@ -53,8 +53,8 @@ def walk(report: Report, server: Rig, tops: int) -> None:
         for part in range(10):
             names = " ".join(f"d{top:03}" for top in range(part * tops // 10, (part + 1) * tops // 10))
             took.append(seconds(lambda names=names: shell(f"find {names} -type f", cwd=mounted.path)))  # type: ignore[misc]
-            report.note(f"tenth {part + 1}: {took[-1]:.2f} s, {mounted.resident_mb():.0f} MB")
-        report.say("million-memory", mounted.resident_mb())
+            report.note(f"tenth {part + 1}: {took[-1]:.2f} s, {mounted.memory_mb():.0f} MB")
+        report.say("million-memory", mounted.memory_mb())
     report.say("million-find", took[-1] / took[0])
 
 
