@@ -34,7 +34,8 @@ def compared(files: int, rounds: int) -> dict[str, dict[str, float]]:
             try:
                 said, _ = process.communicate()
             except BaseException:
-                os.kill(process.pid, signal.SIGINT)
+                # Its workload as well, which keeps a mount busy else.
+                os.killpg(process.pid, signal.SIGINT)
                 process.wait()
                 raise
         if process.returncode:
