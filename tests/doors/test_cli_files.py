@@ -379,7 +379,7 @@ def test_import_never_replaces_unasked(fusefs: Fusefs, agent: harness.Namespace)
 def test_import_does_not_put_a_file_over_a_directory(fusefs: Fusefs, agent: harness.Namespace) -> None:
     put(agent, "/d/a", "x")
     assert "a dir is there" in fusefs.fails(4, "import", agent.agent, "--replace", stdin=member("d", b"x"))
-    assert "not a directory" in fusefs.fails(5, "import", agent.agent, stdin=member("d/a/b", b"x"))
+    assert "/d/a: Not a directory" in fusefs.fails(5, "import", agent.agent, stdin=member("d/a/b", b"x"))
 
 
 def test_hard_links_become_copies(fusefs: Fusefs, agent: harness.Namespace) -> None:

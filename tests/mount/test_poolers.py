@@ -93,6 +93,7 @@ def test_session_mode(namespace: harness.Namespace, pooled: Pooled, mount: harne
         "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
         " where pid <> pg_backend_pid() and datname = current_database()"
     )
+    assert path.read_text() == "theirs"  # a read that meets the change itself may not count as seen
     path.write_text("mine again\n")
     assert namespace.execute("select content, updated_by from agent_files where path = '/f'") == [
         ("mine again\n", "agent")
