@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
-from operator import add
 
 MAX_LINE_CHARS = 5000
 """What is shown of one line (HF-04)."""
@@ -70,7 +69,9 @@ def one_line(path: str) -> str:
 
 def split_lines(text: str) -> list[str]:
     """The lines of a text, without their ends. An empty text has none."""
-    lines = text.replace("\r\n", "\n").split("\n")
+    if "\r" in text:  # half of the time of a replacement that finds nothing
+        text = text.replace("\r\n", "\n")
+    lines = text.split("\n")
     if not lines[-1]:
         lines.pop()
     return lines
@@ -142,13 +143,18 @@ def number_lines(lines: Sequence[str], first: int) -> str:
     """Lines as `%6d`, a tab, and the text (HF-04)."""
     thousands = range(first // 1000, (first + len(lines)) // 1000 + 1)
     numbers = chain.from_iterable(map(_numbers, thousands))
-    return "\n".join(map(add, islice(numbers, first % 1000, None), lines))
+    # Two slices and one join take a third of the time that a string for each line took.
+    pieces = [""] * (2 * len(lines))
+    pieces[::2] = islice(numbers, first % 1000, first % 1000 + len(lines))
+    pieces[1::2] = lines
+    return "".join(pieces)[1:]
 
 
 @lru_cache(maxsize=32)
 def _numbers(thousand: int) -> tuple[str, ...]:
-    """A thousand numbers as they are shown. Kept, since to format them took longer than all else of a read."""
-    return tuple(f"{number:6d}\t" for number in range(thousand * 1000, thousand * 1000 + 1000))
+    """A thousand numbers as they are shown, each after the end of the line before. Kept, since to format them took
+    longer than all else of a read."""
+    return tuple(f"\n{number:6d}\t" for number in range(thousand * 1000, thousand * 1000 + 1000))
 
 
 def binary_notice(size_bytes: int) -> str:
