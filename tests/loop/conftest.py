@@ -8,12 +8,11 @@ from contextlib import ExitStack
 
 import pytest
 import structlog
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from fusefs import telemetry
 from fusefs.harness import loop, stack
+from tests.collector import recorded_spans
 from tests.loop.modelserver import ModelServer, Turn
 from tests.loop.support import KEY
 
@@ -37,13 +36,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
 
 @pytest.fixture
 def spans() -> Iterator[InMemorySpanExporter]:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    telemetry.configure(tracer_provider=provider)
-    yield exporter
-    telemetry.configure()
-    provider.shutdown()
+    with recorded_spans() as exporter:
+        yield exporter
 
 
 @pytest.fixture

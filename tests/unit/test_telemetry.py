@@ -18,7 +18,6 @@ import structlog
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
@@ -27,19 +26,15 @@ from fusefs.rules.errors import OverQuota, StaleVersion, Unavailable
 from fusefs.rules.scope import Principal, Scope
 from fusefs.telemetry import counters, operations
 from fusefs.telemetry.logs import scrub
+from tests.collector import recorded_spans
 
 SCOPE = Scope(str(uuid.uuid4()), str(uuid.uuid4()), "s1", Principal.AGENT)
 
 
 @pytest.fixture
 def spans() -> Iterator[InMemorySpanExporter]:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    telemetry.configure(tracer_provider=provider)
-    yield exporter
-    telemetry.configure()
-    provider.shutdown()
+    with recorded_spans() as exporter:
+        yield exporter
 
 
 @pytest.fixture
