@@ -112,7 +112,8 @@ class SessionFs(Filesystem):
         )
 
     async def refresh(self, inode: Inode) -> None:
-        await self.ns.refresh(inode.node)
+        if inode.buffer is None or not inode.buffer.replaces:  # else the content that the session has is its own
+            await self.ns.refresh(inode.node)
 
     def _visible(self, node: Node) -> bool:
         """Another session's uncommitted file, and its machine-written ones, do not exist here."""

@@ -94,6 +94,20 @@ def test_removal_that_nobody_could_settle_is_seen(
     assert stored(namespace, "/f") is None
 
 
+def test_a_file_being_written_has_attributes_while_postgres_is_away(
+    mounted: harness.Mount, line: Line, namespace: harness.Namespace
+) -> None:
+    """cp(1) asks for them between its open and its first write: an error there would leave nothing to rescue."""
+    fd = os.open(mounted.path / "f", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    line.shut()
+    eventually(lambda: not mounted.status()["live"], "the mount knows that it follows nobody")
+    os.write(fd, b"text")
+    assert os.fstat(fd).st_size == 4
+    line.open()
+    os.close(fd)
+    assert stored(namespace, "/f") == b"text"
+
+
 @pytest.mark.parametrize("kind", ["new", "rewritten", "appended"])
 def test_close_while_postgres_is_away(
     mounted: harness.Mount, line: Line, namespace: harness.Namespace, rescue_dir: Path, kind: str
