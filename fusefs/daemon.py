@@ -157,7 +157,7 @@ async def _serve(spec: MountSpec, on_ready: Callable[[Ready], None], metrics: Ad
                 allow_other=spec.allow_other or host,
                 nosymfollow=spec.layout is not Layout.AGENT,
             )
-            caches.start()
+            caches.start(kernel.device.notify)
             forget_counts = telemetry.register_file_count(mounted.file_counts)
             clean = False
             try:

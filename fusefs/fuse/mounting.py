@@ -1,20 +1,86 @@
-"""What libfuse does not know of mounts.
+"""Mounting and unmounting.
 
-Decided here and only here: how `nosymfollow` is set (agents choose what their symlinks say, so an
-administrator's view and a host's own view must not follow them), and whether a mount is still ours.
+Decided here and only here: how a mount is made (root by mount(2), others by `fusermount3`), how `nosymfollow` is set
+(agents choose what their symlinks say, so an administrator's view and a host's own view must not follow them), and
+whether a mount is still ours.
 
-Threading: blocking system calls of some microseconds.
+Threading: blocking system calls of some microseconds; of some milliseconds where `fusermount3` makes them.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import socket
+import stat
+import subprocess
 
 from fusefs.rules.errors import MountFailed
 
 # <linux/mount.h>
 _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND, _MS_NOSYMFOLLOW, _MS_RDONLY = 2, 4, 32, 4096, 256, 1
+_MNT_DETACH = 2
+_HELPER = "fusermount3"
+_NAME = "fusefs"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def mount(mountpoint: str, options: set[str], *, read_only: bool) -> int:
+    """Mount, and return the open /dev/fuse.
+
+    Args:
+        options: of the kernel's FUSE, such as `allow_other`.
+
+    Raises MountFailed.
+    """
+    return (_mount_as_root if os.geteuid() == 0 else _mount_by_helper)(mountpoint, options, read_only=read_only)
+
+
+def _mount_as_root(mountpoint: str, options: set[str], *, read_only: bool) -> int:
+    try:
+        mode = stat.S_IFMT(os.stat(mountpoint).st_mode)
+        fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise MountFailed(f"{mountpoint} cannot be mounted: {error.filename}: {error.strerror}") from error
+    data = ",".join((f"fd={fd},rootmode={mode:o},user_id={os.geteuid()},group_id={os.getegid()}", *sorted(options)))
+    flags = _MS_NOSUID | _MS_NODEV | (_MS_RDONLY if read_only else 0)
+    if _libc.mount(_NAME.encode(), os.fsencode(mountpoint), b"fuse." + _NAME.encode(), flags, data.encode()) != 0:
+        os.close(fd)
+        reason = os.strerror(ctypes.get_errno())
+        raise MountFailed(f"the kernel refused to mount {mountpoint}: {reason}")
+    return fd
+
+
+def _mount_by_helper(mountpoint: str, options: set[str], *, read_only: bool) -> int:
+    """The helper is set-user-ID root: it checks who may mount where, mounts, and sends the open device back."""
+    words = ",".join((f"fsname={_NAME},subtype={_NAME}", *sorted(options), *(("ro",) if read_only else ())))
+    ours, its = socket.socketpair()
+    with ours:
+        with its:
+            try:
+                process = subprocess.Popen(
+                    [_HELPER, "-o", words, "--", mountpoint],
+                    env={**os.environ, "_FUSE_COMMFD": str(its.fileno())},
+                    pass_fds=(its.fileno(),),
+                )
+            except OSError as error:
+                raise MountFailed(f"{_HELPER} cannot be run: {error.strerror}", hint="Install fuse3.") from error
+        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+    process.wait()
+    if not descriptors:
+        raise MountFailed(f"{mountpoint} cannot be mounted", hint=f"The lines above say why ({_HELPER}).")
+    (fd,) = descriptors
+    os.set_inheritable(fd, False)
+    return fd
+
+
+def unmount(mountpoint: str) -> None:
+    """Detach the uppermost mount at a path; one that has gone meanwhile is well."""
+    if os.geteuid() == 0:
+        _libc.umount2(os.fsencode(mountpoint), _MNT_DETACH)
+    else:
+        subprocess.run([_HELPER, "-u", "-q", "-z", "--", mountpoint], check=False)
 
 
 def forbid_symlinks(mountpoint: str, *, read_only: bool) -> None:
@@ -23,8 +89,7 @@ def forbid_symlinks(mountpoint: str, *, read_only: bool) -> None:
     Raises MountFailed.
     """
     flags = _MS_REMOUNT | _MS_BIND | _MS_NOSUID | _MS_NODEV | _MS_NOSYMFOLLOW | (_MS_RDONLY if read_only else 0)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(b"none", os.fsencode(mountpoint), None, flags, None) != 0:
+    if _libc.mount(b"none", os.fsencode(mountpoint), None, flags, None) != 0:
         reason = os.strerror(ctypes.get_errno())
         raise MountFailed(f"{mountpoint} cannot be mounted with nosymfollow ({reason})")
 

@@ -22,11 +22,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import pyfuse3
 import trio
 
 from fusefs import telemetry
 from fusefs.core.attributes import Drop
+from fusefs.fuse import protocol
 
 _THREADS = 4
 """For inodes, and as many for names: a call about a name may wait for a request that waits for one about an inode."""
@@ -40,10 +40,11 @@ _log = telemetry.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call to make. `tries`: how often it met an unknown inode, since `first` (monotonic s)."""
+    """A call to make: a notice to the kernel, of `kino` where it is about an inode, or what tells that the calls before
+    have been made. `tries`: how often it met an unknown inode, since `first` (monotonic s)."""
 
-    function: Callable[..., None]
-    args: tuple[object, ...]
+    notice: bytes | Callable[[], None]
+    kino: int | None = None
     drop: Drop | None = None
     tries: int = 0
     first: float = 0.0
@@ -62,9 +63,15 @@ class KernelCaches:
         self._late: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._threads.append(threading.Thread(target=self._put_late, name="fusefs-notify-late", daemon=True))
         self._started = False
+        self._notify: Callable[[bytes], None]
 
-    def start(self) -> None:
-        """Begin to work; before the mount is up there is nothing to tell."""
+    def start(self, notify: Callable[[bytes], None]) -> None:
+        """Begin to work; before the mount is up there is nothing to tell.
+
+        Args:
+            notify: tells the kernel, and may wait; raises OSError. Called in several threads at once.
+        """
+        self._notify = notify
         self._started = True
         for thread in self._threads:
             thread.start()
@@ -77,13 +84,15 @@ class KernelCaches:
             calls.put(None)
 
     def invalidate_inode(self, kino: int, *, attr_only: bool = False, drop: Drop | None = None) -> None:
-        self._put(self._inodes, kino, _Call(pyfuse3.invalidate_inode, (kino, attr_only), drop))
+        self._put(self._inodes, kino, _Call(protocol.inval_inode(kino, attr_only=attr_only), kino, drop))
 
     def invalidate_attr_now(self, kino: int) -> None:
-        self._make(_Call(pyfuse3.invalidate_inode, (kino, True)))
+        self._make(_Call(protocol.inval_inode(kino, attr_only=True)))
 
     def invalidate_entry(self, parent: int, name: str, deleted: int = 0) -> None:
-        self._put(self._names, parent, _Call(pyfuse3.invalidate_entry, (parent, name.encode(), deleted)))
+        raw = name.encode()
+        notice = protocol.delete(parent, deleted, raw) if deleted else protocol.inval_entry(parent, raw)
+        self._put(self._names, parent, _Call(notice))
 
     async def passed(self, kino: int) -> None:
         if not self._started:
@@ -94,7 +103,7 @@ class KernelCaches:
             with contextlib.suppress(trio.RunFinishedError):
                 loop.run_sync_soon(passed.set)
 
-        self._put(self._inodes, kino, _Call(tell, ()))
+        self._put(self._inodes, kino, _Call(tell))
         await passed.wait()
 
     def _put(self, queues: list[queue.SimpleQueue[_Call | None]], key: int, call: _Call) -> None:
@@ -103,7 +112,7 @@ class KernelCaches:
 
     def _work(self, calls: queue.SimpleQueue[_Call | None]) -> None:
         while (call := calls.get()) is not None:
-            unknown = self._make(call) == errno.ENOENT and call.function is pyfuse3.invalidate_inode
+            unknown = self._make(call) == errno.ENOENT and call.kino is not None
             if unknown and call.tries < len(_AGAIN_S):
                 first = call.first or time.monotonic()
                 self._late.put(replace(call, tries=call.tries + 1, first=first))
@@ -113,9 +122,8 @@ class KernelCaches:
         equal."""
         while (call := self._late.get()) is not None:
             time.sleep(max(0.0, call.first + _AGAIN_S[call.tries - 1] - time.monotonic()))
-            kino = call.args[0]
-            assert isinstance(kino, int)
-            self._put(self._inodes, kino, call)
+            assert call.kino is not None
+            self._put(self._inodes, call.kino, call)
 
     def _make(self, call: _Call) -> int:
         """Returns the errno, 0 for success."""
@@ -126,7 +134,10 @@ class KernelCaches:
         if drop is not None and version is None:
             return 0
         try:
-            call.function(*call.args)
+            if isinstance(call.notice, bytes):
+                self._notify(call.notice)
+            else:
+                call.notice()
         except OSError as error:
             number = error.errno or 0
             if self._started and number not in _EXPECTED:

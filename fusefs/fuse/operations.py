@@ -1,10 +1,9 @@
-"""pyfuse3's requests, translated to the core and back.
+"""The kernel's requests, translated to the core and back.
 
-Decided here and only here: how the core's values look to the kernel, and that no exception but
-FUSEError leaves a handler: any other would end the mount. `handler` sees to that; a test proves by
-reflection that every handler has it.
+Decided here and only here: how the core's values look to the kernel, and that nothing leaves `Operations.answer` but an
+answer: an exception would end the mount.
 
-Threading: pyfuse3 runs each request as a trio task of its own.
+Threading: a request is answered in the task of `device` that read it.
 """
 
 from __future__ import annotations
@@ -12,49 +11,33 @@ from __future__ import annotations
 import errno
 import os
 import stat as stat_bits
-from collections.abc import Awaitable, Callable, Sequence
-from functools import wraps
-from typing import Any, TypeVar
-
-import pyfuse3
-from pyfuse3 import EntryAttributes, FileInfo, FUSEError, InodeT, ReaddirToken, RequestContext, SetattrFields
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from fusefs import telemetry
-from fusefs.core.attributes import Caller, SetAttr, Stat
+from fusefs.core.attributes import Caller, SetAttr, now_ns
 from fusefs.core.filesystem import Handle, Inode, InodeTable, Opened
 from fusefs.db.pool import flow
+from fusefs.fuse import protocol
+from fusefs.fuse.device import Device
+from fusefs.fuse.protocol import Init, Opcode, Open, Request, Set
 from fusefs.rules.errors import BadName, BadPath, FsError, outcome
 from fusefs.rules.model import Kind
 
-_BLOCK = 512
-_IO_BLOCK = 4096
 _log = telemetry.get_logger()
 _requests = telemetry.counters.requests
-F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 
 _SPECIAL = {stat_bits.S_IFREG: Kind.FILE, stat_bits.S_IFIFO: Kind.FIFO, stat_bits.S_IFSOCK: Kind.SOCKET}
-_RENAME_MODES = {0: "", int(pyfuse3.RENAME_NOREPLACE): "noreplace", int(pyfuse3.RENAME_EXCHANGE): "exchange"}
+_RENAME_MODES = {0: "", 1: "noreplace", 2: "exchange"}
+"""renameat2(2)'s flags."""
 
 
-def handler(function: F) -> F:
-    """Count the request, and let only FUSEError out. A fault of ours is logged and answered with EIO."""
-    name = function.__name__
+class Refused(Exception):
+    """A refusal that is the door's own: what the core is never asked."""
 
-    @wraps(function)
-    async def wrapper(*args: Any) -> Any:
-        _requests[name] += 1
-        try:
-            return await function(*args)
-        except FUSEError:
-            raise
-        except FsError as error:
-            raise FUSEError(error.errno) from None
-        except Exception as error:  # noqa: BLE001  (whatever it is, it must not end the mount)
-            _log.exception("fuse.handler_failed", handler=name)
-            raise FUSEError(outcome(error).errno) from None
-
-    wrapper.is_handler = True  # type: ignore[attr-defined]
-    return wrapper  # type: ignore[return-value]
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 def _name(parent: Inode, raw: bytes) -> str:
@@ -67,57 +50,82 @@ def _name(parent: Inode, raw: bytes) -> str:
         raise error from None
 
 
-def _caller(ctx: RequestContext) -> Caller:
-    return Caller(ctx.uid, ctx.gid)
+def _caller(request: Request) -> Caller:
+    return Caller(request.uid, request.gid)
 
 
-def _told(inode: Inode) -> EntryAttributes:
+def _told(inode: Inode) -> bytes:
     """Attributes as the kernel is told them now."""
+    _note_told(inode)
+    return protocol.attr_out(inode.owner.stat(inode))
+
+
+def _note_told(inode: Inode) -> None:
     if inode.pinned is None:
         inode.told = inode.node.version
-    return _attributes(inode.owner.stat(inode))
 
 
-def _attributes(stat: Stat) -> EntryAttributes:
-    entry = EntryAttributes()
-    entry.st_ino = InodeT(stat.ino)
-    entry.generation = stat.generation
-    entry.entry_timeout = stat.entry_timeout_s
-    entry.attr_timeout = stat.attr_timeout_s
-    entry.st_mode = stat.mode
-    entry.st_nlink = stat.nlink
-    entry.st_uid = stat.uid
-    entry.st_gid = stat.gid
-    entry.st_size = stat.size
-    entry.st_blksize = _IO_BLOCK
-    entry.st_blocks = (stat.size + _BLOCK - 1) // _BLOCK
-    entry.st_mtime_ns = stat.mtime_ns
-    entry.st_ctime_ns = stat.ctime_ns
-    entry.st_atime_ns = stat.atime_ns
-    return entry
+def _entry(inode: Inode) -> bytes:
+    """An inode that the reply makes known to the kernel."""
+    inode.lookups += 1
+    _note_told(inode)
+    return protocol.entry_out(inode.owner.stat(inode))
 
 
-def _file_info(opened: Opened) -> FileInfo:
-    return FileInfo(fh=opened.handle.fh, keep_cache=opened.keep_cache, direct_io=opened.direct_io)
+def _opened(opened: Opened) -> bytes:
+    flags = 0
+    if opened.keep_cache:
+        flags |= Open.KEEP_CACHE
+    if opened.direct_io:
+        flags |= Open.DIRECT_IO
+    if not opened.handle.writable:
+        flags |= Open.NOFLUSH  # its close has nothing to commit
+    return protocol.open_out(opened.handle.fh, flags)
 
 
-class Operations(pyfuse3.Operations):
-    """All handlers of one mount. Which object answers for an inode is the inode's `owner`."""
+class Operations:
+    """The answers of one mount. Which object answers for an inode is the inode's `owner`."""
 
-    # Without look-ups of "." the kernel re-opens file handles (open_by_handle_at) only while it still
-    # knows the inode.
-    supports_dot_lookup = False
-    # It would move writes past the version check.
-    enable_writeback_cache = False
-    enable_acl = False
-
-    def __init__(self, table: InodeTable, root: Any, *, xattr: bool) -> None:
-        super().__init__()
+    def __init__(self, device: Device, table: InodeTable, root: Any, *, xattr: bool) -> None:
+        self._device = device
         self._table = table
         self._root = root
         self._xattr = xattr
+        self._handlers: dict[int, tuple[str, Callable[[Request], Awaitable[bytes]]]] = {
+            opcode: (name, getattr(self, name))
+            for opcode, name in {
+                **{opcode: opcode.name.lower() for opcode in Opcode},
+                Opcode.RENAME2: "rename",
+                Opcode.READDIRPLUS: "readdir",
+            }.items()
+            if opcode not in (Opcode.FORGET, Opcode.BATCH_FORGET)
+        }
 
-    def _inode(self, kino: InodeT) -> Inode:
+    async def answer(self, request: Request) -> None:
+        """Count a request and answer it. A fault of ours is logged and answered with EIO."""
+        opcode, unique = request.opcode, request.unique
+        try:
+            name, handler = self._handlers[opcode]
+        except KeyError:
+            if opcode in (Opcode.FORGET, Opcode.BATCH_FORGET):
+                self._forget(request)  # no reply
+            else:
+                self._device.refuse(unique, errno.ENOSYS)
+            return
+        _requests[name] += 1
+        try:
+            body = await handler(request)
+        except Refused as refusal:
+            self._device.refuse(unique, refusal.number)
+        except FsError as error:
+            self._device.refuse(unique, error.errno)
+        except Exception as error:  # noqa: BLE001  (whatever it is, it must not end the mount)
+            _log.exception("fuse.handler_failed", handler=name)
+            self._device.refuse(unique, outcome(error).errno)
+        else:
+            self._device.reply(unique, body)
+
+    def _inode(self, kino: int) -> Inode:
         """The inode of a request, whose session the request's work is for. Raises StaleVersion."""
         inode = self._table.get(kino)
         flow.set(inode.owner.index)
@@ -128,227 +136,260 @@ class Operations(pyfuse3.Operations):
         flow.set(handle.inode.owner.index)
         return handle
 
-    def _answer(self, inode: Inode) -> EntryAttributes:
-        """Attributes of an inode that the reply makes known to the kernel."""
-        inode.lookups += 1
-        return _told(inode)
+    def _handle_of(self, request: Request) -> Handle:
+        """The handle that a request begins with."""
+        return self._handle(protocol.U64.unpack_from(request.body)[0])
 
-    @handler
-    async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        parent = self._inode(parent_inode)
+    def _forget(self, request: Request) -> None:
+        body = request.body
+        if request.opcode == Opcode.FORGET:
+            forgotten = [(request.nodeid, protocol.U64.unpack_from(body)[0])]
+        else:
+            count, _ = protocol.BATCH_FORGET_IN.unpack_from(body)
+            start, size = protocol.BATCH_FORGET_IN.size, protocol.FORGET_ONE.size
+            forgotten = [*protocol.FORGET_ONE.iter_unpack(body[start : start + count * size])]
+        _requests["forget"] += len(forgotten)
+        for kino, lookups in forgotten:
+            self._table.forget(kino, lookups)
+
+    # -- The connection ----------------------------------------------------------------------------
+
+    async def init(self, request: Request) -> bytes:
+        major, minor, max_readahead, offered = protocol.INIT_IN.unpack_from(request.body)
+        missing = protocol.WANTED & ~Init(offered & protocol.WANTED)
+        if major != protocol.MAJOR or missing:
+            _log.error("fuse.kernel_too_old", protocol=f"{major}.{minor}", missing=missing.name)
+            raise Refused(errno.EPROTO)
+        return protocol.init_out(minor, max_readahead, offered)
+
+    async def destroy(self, request: Request) -> bytes:
+        return b""
+
+    # -- Names -------------------------------------------------------------------------------------
+
+    async def lookup(self, request: Request) -> bytes:
+        parent = self._inode(request.nodeid)
         try:
-            text = name.decode()
+            name = protocol.one_name(request.body).decode()
         except UnicodeDecodeError:
-            raise FUSEError(errno.ENOENT) from None
-        inode = await parent.owner.lookup(parent, text)
+            raise Refused(errno.ENOENT) from None
+        inode = await parent.owner.lookup(parent, name)
         if inode is not None:
-            return self._answer(inode)
-        timeout_s = parent.owner.negative_timeout_s(parent, text)
+            return _entry(inode)
+        timeout_s = parent.owner.negative_timeout_s(parent, name)
         if timeout_s == 0:
-            raise FUSEError(errno.ENOENT)
-        absent = EntryAttributes()
-        absent.st_ino = InodeT(0)
-        absent.entry_timeout = timeout_s
-        return absent
+            raise Refused(errno.ENOENT)
+        return protocol.absent_out(timeout_s)
 
-    async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
-        """No reply and no error: not a handler that can fail."""
-        _requests["forget"] += len(inode_list)
-        for inode, lookups in inode_list:
-            self._table.forget(inode, lookups)
-
-    @handler
-    async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
-        found = self._inode(inode)
-        await found.owner.refresh(found)
-        return _told(found)
-
-    @handler
-    async def setattr(
-        self, inode: InodeT, attr: EntryAttributes, fields: SetattrFields, fh: int | None, ctx: RequestContext
-    ) -> EntryAttributes:
-        found = self._inode(inode)
-        change = SetAttr(
-            mode=attr.st_mode if fields.update_mode else None,
-            uid=attr.st_uid if fields.update_uid else None,
-            gid=attr.st_gid if fields.update_gid else None,
-            size=attr.st_size if fields.update_size else None,
-            atime_ns=attr.st_atime_ns if fields.update_atime else None,
-            mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
-        )
-        handle = None if fh is None else self._table.handles.get(fh)
-        await found.owner.setattr(found, change, handle, _caller(ctx))
-        return _told(found)
-
-    @handler
-    async def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
-        found = self._inode(inode)
-        return await found.owner.readlink(found)
-
-    @handler
-    async def mknod(
-        self, parent_inode: InodeT, name: bytes, mode: int, rdev: int, ctx: RequestContext
-    ) -> EntryAttributes:
-        parent = self._inode(parent_inode)
+    async def mknod(self, request: Request) -> bytes:
+        parent = self._inode(request.nodeid)
+        mode, _, _, _ = protocol.MKNOD_IN.unpack_from(request.body)
+        name = protocol.one_name(request.body, protocol.MKNOD_IN.size)
         kind = _SPECIAL.get(stat_bits.S_IFMT(mode))
         if kind is None:
-            raise FUSEError(errno.EPERM)
-        return self._answer(await parent.owner.mknod(parent, _name(parent, name), kind, mode, _caller(ctx)))
+            raise Refused(errno.EPERM)
+        return _entry(await parent.owner.mknod(parent, _name(parent, name), kind, mode, _caller(request)))
 
-    @handler
-    async def mkdir(self, parent_inode: InodeT, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
-        parent = self._inode(parent_inode)
-        return self._answer(await parent.owner.mkdir(parent, _name(parent, name), mode, _caller(ctx)))
+    async def mkdir(self, request: Request) -> bytes:
+        parent = self._inode(request.nodeid)
+        mode, _ = protocol.MKDIR_IN.unpack_from(request.body)
+        name = protocol.one_name(request.body, protocol.MKDIR_IN.size)
+        return _entry(await parent.owner.mkdir(parent, _name(parent, name), mode, _caller(request)))
 
-    @handler
-    async def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        parent = self._inode(parent_inode)
-        await parent.owner.unlink(parent, _name(parent, name))
+    async def unlink(self, request: Request) -> bytes:
+        parent = self._inode(request.nodeid)
+        await parent.owner.unlink(parent, _name(parent, protocol.one_name(request.body)))
+        return b""
 
-    @handler
-    async def rmdir(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        parent = self._inode(parent_inode)
-        await parent.owner.rmdir(parent, _name(parent, name))
+    async def rmdir(self, request: Request) -> bytes:
+        parent = self._inode(request.nodeid)
+        await parent.owner.rmdir(parent, _name(parent, protocol.one_name(request.body)))
+        return b""
 
-    @handler
-    async def symlink(self, parent_inode: InodeT, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
-        parent = self._inode(parent_inode)
-        return self._answer(await parent.owner.symlink(parent, _name(parent, name), target, _caller(ctx)))
+    async def symlink(self, request: Request) -> bytes:
+        parent = self._inode(request.nodeid)
+        name, target = protocol.two_names(request.body)
+        return _entry(await parent.owner.symlink(parent, _name(parent, name), target, _caller(request)))
 
-    @handler
-    async def rename(
-        self,
-        parent_inode_old: InodeT,
-        name_old: bytes,
-        parent_inode_new: InodeT,
-        name_new: bytes,
-        flags: int,
-        ctx: RequestContext,
-    ) -> None:
-        parent, new_parent = self._inode(parent_inode_old), self._inode(parent_inode_new)
+    async def rename(self, request: Request) -> bytes:
+        if request.opcode == Opcode.RENAME:
+            (new_parent_kino,) = protocol.U64.unpack_from(request.body)
+            flags, start = 0, protocol.U64.size
+        else:
+            new_parent_kino, flags, _ = protocol.RENAME2_IN.unpack_from(request.body)
+            start = protocol.RENAME2_IN.size
+        old, new = protocol.two_names(request.body, start)
+        parent, new_parent = self._inode(request.nodeid), self._inode(new_parent_kino)
         if flags not in _RENAME_MODES:
             raise BadPath("unknown flags of rename")
         if parent.owner is not new_parent.owner:
-            raise FUSEError(errno.EXDEV)
-        await parent.owner.rename(
-            parent, _name(parent, name_old), new_parent, _name(new_parent, name_new), _RENAME_MODES[flags]
+            raise Refused(errno.EXDEV)
+        await parent.owner.rename(parent, _name(parent, old), new_parent, _name(new_parent, new), _RENAME_MODES[flags])
+        return b""
+
+    async def link(self, request: Request) -> bytes:
+        parent = self._inode(request.nodeid)
+        name = protocol.one_name(request.body, protocol.U64.size)
+        return _entry(await parent.owner.link(parent, _name(parent, name)))
+
+    # -- Attributes --------------------------------------------------------------------------------
+
+    async def getattr(self, request: Request) -> bytes:
+        found = self._inode(request.nodeid)
+        await found.owner.refresh(found)
+        return _told(found)
+
+    async def setattr(self, request: Request) -> bytes:
+        found = self._inode(request.nodeid)
+        (
+            valid,
+            _,
+            fh,
+            size,
+            _,
+            atime_s,
+            mtime_s,
+            _,
+            atime_ns,
+            mtime_ns,
+            _,
+            mode,
+            _,
+            uid,
+            gid,
+            _,
+        ) = protocol.SETATTR_IN.unpack_from(request.body)
+        change = SetAttr(
+            mode=mode if valid & Set.MODE else None,
+            uid=uid if valid & Set.UID else None,
+            gid=gid if valid & Set.GID else None,
+            size=size if valid & Set.SIZE else None,
+            atime_ns=_time_ns(valid, Set.ATIME, Set.ATIME_NOW, atime_s, atime_ns),
+            mtime_ns=_time_ns(valid, Set.MTIME, Set.MTIME_NOW, mtime_s, mtime_ns),
         )
+        handle = self._table.handles.get(fh) if valid & Set.FH else None
+        await found.owner.setattr(found, change, handle, _caller(request))
+        return _told(found)
 
-    @handler
-    async def link(
-        self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext
-    ) -> EntryAttributes:
-        parent = self._inode(new_parent_inode)
-        return self._answer(await parent.owner.link(parent, _name(parent, new_name)))
+    async def readlink(self, request: Request) -> bytes:
+        found = self._inode(request.nodeid)
+        return await found.owner.readlink(found)
 
-    @handler
-    async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
-        found = self._inode(inode)
-        return _file_info(await found.owner.open(found, flags))
+    async def access(self, request: Request) -> bytes:
+        """access(2) and chdir(2); asked only where root alone gets in (see `serving`), whom no mode stops but
+        that of a file without any x bit."""
+        found = self._inode(request.nodeid)
+        (mode,) = protocol.U32.unpack_from(request.body)
+        if mode & os.X_OK and not found.owner.stat(found).may_be_executed:
+            raise Refused(errno.EACCES)
+        return b""
 
-    @handler
-    async def create(
-        self, parent_inode: InodeT, name: bytes, mode: int, flags: int, ctx: RequestContext
-    ) -> tuple[FileInfo, EntryAttributes]:
-        parent = self._inode(parent_inode)
-        inode, opened = await parent.owner.create(parent, _name(parent, name), mode, flags, _caller(ctx))
-        return _file_info(opened), self._answer(inode)
+    async def statfs(self, request: Request) -> bytes:
+        return protocol.statfs_out(await self._root.space())
 
-    @handler
-    async def read(self, fh: int, off: int, size: int) -> bytes:
+    async def getxattr(self, request: Request) -> bytes:
+        # ENOSYS makes the kernel stop asking; else it asks for security.capability before each write.
+        raise Refused(errno.EOPNOTSUPP if self._xattr else errno.ENOSYS)
+
+    async def listxattr(self, request: Request) -> bytes:
+        if not self._xattr:
+            raise Refused(errno.ENOSYS)
+        size, _ = protocol.XATTR_IN.unpack_from(request.body)
+        return b"" if size else protocol.XATTR_IN.pack(0, 0)  # size 0 asks for the size
+
+    async def setxattr(self, request: Request) -> bytes:
+        raise Refused(errno.EOPNOTSUPP if self._xattr else errno.ENOSYS)
+
+    async def removexattr(self, request: Request) -> bytes:
+        raise Refused(errno.EOPNOTSUPP if self._xattr else errno.ENOSYS)
+
+    # -- Open files --------------------------------------------------------------------------------
+
+    async def open(self, request: Request) -> bytes:
+        found = self._inode(request.nodeid)
+        (flags,) = protocol.U32.unpack_from(request.body)
+        return _opened(await found.owner.open(found, flags))
+
+    async def create(self, request: Request) -> bytes:
+        parent = self._inode(request.nodeid)
+        flags, mode, _, _ = protocol.CREATE_IN.unpack_from(request.body)
+        name = protocol.one_name(request.body, protocol.CREATE_IN.size)
+        inode, opened = await parent.owner.create(parent, _name(parent, name), mode, flags, _caller(request))
+        return _entry(inode) + _opened(opened)
+
+    async def read(self, request: Request) -> bytes:
+        fh, offset, size, *_ = protocol.READ_IN.unpack_from(request.body)
         handle = self._handle(fh)
-        return await handle.inode.owner.read(handle, off, size)
+        return await handle.inode.owner.read(handle, offset, size)
 
-    @handler
-    async def write(self, fh: int, off: int, buf: bytes) -> int:
+    async def write(self, request: Request) -> bytes:
+        fh, offset, size, *_ = protocol.WRITE_IN.unpack_from(request.body)
         handle = self._handle(fh)
-        return await handle.inode.owner.write(handle, off, buf)
+        start = protocol.WRITE_IN.size
+        written = await handle.inode.owner.write(handle, offset, request.body[start : start + size])
+        return protocol.WRITE_OUT.pack(written, 0)
 
-    @handler
-    async def flush(self, fh: int) -> None:
-        handle = self._handle(fh)
+    async def flush(self, request: Request) -> bytes:
+        handle = self._handle_of(request)
         await handle.inode.owner.flush(handle)
+        return b""
 
-    @handler
-    async def release(self, fh: int) -> None:
-        handle = self._handle(fh)
+    async def release(self, request: Request) -> bytes:
+        handle = self._handle_of(request)
         await handle.inode.owner.release(handle)
+        return b""
 
-    @handler
-    async def fsync(self, fh: int, datasync: bool) -> None:
-        handle = self._handle(fh)
+    async def fsync(self, request: Request) -> bytes:
+        handle = self._handle_of(request)
         await handle.inode.owner.fsync(handle)
+        return b""
 
-    @handler
-    async def opendir(self, inode: InodeT, ctx: RequestContext) -> int:
-        found = self._inode(inode)
-        return (await found.owner.opendir(found)).fh
+    # -- Directories -------------------------------------------------------------------------------
 
-    @handler
-    async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
+    async def opendir(self, request: Request) -> bytes:
+        found = self._inode(request.nodeid)
+        return protocol.open_out((await found.owner.opendir(found)).fh)
+
+    async def readdir(self, request: Request) -> bytes:
         """Names as of the first call of a pass: an offset is a position in them, so that entries which
         come and go meanwhile neither shift the others nor repeat them."""
+        fh, start, size, *_ = protocol.READ_IN.unpack_from(request.body)
         handle = self._handle(fh)
         directory = handle.inode
         owner = directory.owner
-        if start_id == 0 or handle.names is None:
+        if start == 0 or handle.names is None:
             handle.names = await owner.list_names(directory)
-        for position in range(start_id, len(handle.names)):
+        entries = []
+        for position in range(start, len(handle.names)):
             name = handle.names[position]
+            raw = name.encode()
+            size_of_entry = protocol.direntplus_size(raw)
+            if size_of_entry > size:
+                break
             inode = await owner.entry(directory, name)
             if inode is None:
                 continue
-            attributes = _attributes(inode.owner.stat(inode))
-            if not pyfuse3.readdir_reply(token, name.encode(), attributes, position + 1):
-                self._table.release(inode)
-                break
+            size -= size_of_entry
+            entries.append(protocol.direntplus(raw, position + 1, inode.owner.stat(inode)))
             inode.told = inode.node.version
             inode.lookups += 1
+        return b"".join(entries)
 
-    @handler
-    async def releasedir(self, fh: int) -> None:
-        handle = self._handle(fh)
-        await handle.inode.owner.release(handle)
+    async def releasedir(self, request: Request) -> bytes:
+        return await self.release(request)
 
-    @handler
-    async def fsyncdir(self, fh: int, datasync: bool) -> None:
-        directory = self._handle(fh).inode
+    async def fsyncdir(self, request: Request) -> bytes:
+        directory = self._handle_of(request).inode
         await directory.owner.fsyncdir(directory)
+        return b""
 
-    @handler
-    async def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
-        space = await self._root.space()
-        data = pyfuse3.StatvfsData()
-        data.f_bsize = data.f_frsize = _IO_BLOCK
-        data.f_blocks = space.total_bytes // _IO_BLOCK
-        data.f_bfree = data.f_bavail = space.free_bytes // _IO_BLOCK
-        data.f_files = space.total_files
-        data.f_ffree = data.f_favail = space.free_files
-        data.f_namemax = 255
-        return data
 
-    @handler
-    async def access(self, inode: InodeT, mode: int, ctx: RequestContext) -> bool:
-        """access(2) and chdir(2); asked only where root alone gets in (see `serving`), whom no mode stops but
-        that of a file without any x bit."""
-        found = self._inode(inode)
-        return not mode & os.X_OK or found.owner.stat(found).may_be_executed
-
-    @handler
-    async def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
-        # ENOSYS makes the kernel stop asking; else it asks for security.capability before each write.
-        raise FUSEError(errno.EOPNOTSUPP if self._xattr else errno.ENOSYS)
-
-    @handler
-    async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[bytes]:
-        if self._xattr:
-            return []
-        raise FUSEError(errno.ENOSYS)
-
-    @handler
-    async def setxattr(self, inode: InodeT, name: bytes, value: bytes, ctx: RequestContext) -> None:
-        raise FUSEError(errno.EOPNOTSUPP if self._xattr else errno.ENOSYS)
-
-    @handler
-    async def removexattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        raise FUSEError(errno.EOPNOTSUPP if self._xattr else errno.ENOSYS)
+def _time_ns(valid: int, given: Set, now: Set, seconds: int, nanoseconds: int) -> int | None:
+    """What a SETATTR says of a time; seconds before 1970 travel as unsigned ones."""
+    if valid & now:
+        return now_ns()
+    if not valid & given:
+        return None
+    if seconds >= 1 << 63:
+        seconds -= 1 << 64
+    return seconds * protocol.NS + nanoseconds

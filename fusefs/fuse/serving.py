@@ -1,7 +1,6 @@
 """The life of one kernel mount: mount, serve, stop, unmount.
 
-Decided here and only here: the mount options, how many requests may be under way, and that only our
-own mount is unmounted. pyfuse3 keeps one mount per process.
+Decided here and only here: the mount options, and that only our own mount is unmounted.
 
 Threading: trio; `stop` may be called from any task.
 """
@@ -10,18 +9,13 @@ from __future__ import annotations
 
 import os
 
-import pyfuse3
 import trio
 
 from fusefs.core.filesystem import Filesystem
 from fusefs.core.mounted import Mounted
-from fusefs.fuse import turns
-from fusefs.fuse.mounting import forbid_symlinks, is_mounted
+from fusefs.fuse import mounting
+from fusefs.fuse.device import Device
 from fusefs.fuse.operations import Operations
-from fusefs.rules.errors import MountFailed
-
-_MAX_TASKS = 10_000
-"""pyfuse3's default of 99 lets handlers that wait for Postgres stop look-ups that need nothing (measured: 7 s)."""
 
 
 class KernelMount:
@@ -39,7 +33,7 @@ class KernelMount:
         self._mountpoint = mountpoint
         self.connection = 0
         settings = mounted.settings
-        options = {"fsname=fusefs", "subtype=fusefs"}
+        options = set()
         if allow_other:
             options.add("allow_other")
         if allow_other or os.geteuid() != 0:
@@ -47,21 +41,14 @@ class KernelMount:
             # `Operations.access`); and with the option the kernel asks for a directory's attributes after each
             # change in it (one request in six of a create, one in two of an unlink).
             options.add("default_permissions")
-        if settings.read_only:
-            options.add("ro")
-        try:
-            pyfuse3.init(Operations(mounted.table, root, xattr=settings.xattr), mountpoint, options)
-        except RuntimeError as error:
-            raise MountFailed(
-                f"the kernel refused to mount {mountpoint}", hint="The lines above say why (libfuse)."
-            ) from error
+        self.device = Device(mounting.mount(mountpoint, options, read_only=settings.read_only))
+        self._operations = Operations(self.device, mounted.table, root, xattr=settings.xattr)
         if nosymfollow and os.geteuid() == 0:
-            forbid_symlinks(mountpoint, read_only=settings.read_only)
+            mounting.forbid_symlinks(mountpoint, read_only=settings.read_only)
 
     async def serve(self) -> None:
         """Answer requests until unmounted or stopped."""
-        turns.install()
-        await pyfuse3.main(min_tasks=16, max_tasks=_MAX_TASKS)
+        await self.device.serve(self._operations.answer)
 
     async def wait_answer(self) -> int:
         """Return when the mount has answered once, which proves that it serves: its connection's number."""
@@ -70,8 +57,12 @@ class KernelMount:
         return self.connection
 
     def stop(self) -> None:
-        pyfuse3.terminate()
+        self.device.stop()
 
     def close(self, *, unmount: bool) -> None:
         """Let go of the kernel; with `unmount`, of the mount point too, if it is still ours."""
-        pyfuse3.close(unmount=unmount and is_mounted(self._mountpoint, self.connection))
+        ours = unmount and mounting.is_mounted(self._mountpoint, self.connection)
+        # First, so that nothing that holds the mount is waited for.
+        self.device.close()
+        if ours:
+            mounting.unmount(self._mountpoint)

@@ -7,11 +7,11 @@ import queue
 import threading
 from collections.abc import Iterator
 
-import pyfuse3
 import pytest
 import trio
 import trio.testing
 
+from fusefs.fuse import protocol
 from fusefs.fuse.notify import _THREADS, KernelCaches
 
 KINO = 1 << 40
@@ -20,21 +20,22 @@ WAIT_S = 10.0
 
 
 class Kernel:
-    """Takes the calls, and blocks those of the inodes and names that are `held`."""
+    """Takes the notices, and blocks those of the inodes and directories that are `held`."""
 
     def __init__(self) -> None:
-        self.calls: queue.Queue[tuple[object, ...]] = queue.Queue()
-        self.held: dict[object, threading.Event] = {}
-        self.unknown: set[object] = set()
+        self.calls: queue.Queue[bytes] = queue.Queue()
+        self.held: dict[int, threading.Event] = {}
+        self.unknown: set[int] = set()
 
-    def take(self, key: object, *rest: object) -> None:
-        self.calls.put((key, *rest))
+    def take(self, notice: bytes) -> None:
+        self.calls.put(notice)
+        (key,) = protocol.U64.unpack_from(notice, protocol.OUT_HEADER.size)
         if key in self.held:
             assert self.held[key].wait(WAIT_S)
         if key in self.unknown:
             raise OSError(errno.ENOENT, "unknown")
 
-    def next(self) -> tuple[object, ...]:
+    def next(self) -> bytes:
         return self.calls.get(timeout=WAIT_S)
 
 
@@ -52,17 +53,14 @@ class Drop:
 
 
 @pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    found = Kernel()
-    monkeypatch.setattr(pyfuse3, "invalidate_inode", found.take)
-    monkeypatch.setattr(pyfuse3, "invalidate_entry", found.take)
-    return found
+def kernel() -> Kernel:
+    return Kernel()
 
 
 @pytest.fixture
 def caches(kernel: Kernel) -> Iterator[KernelCaches]:
     found = KernelCaches()
-    found.start()
+    found.start(kernel.take)
     yield found
     for event in kernel.held.values():
         event.set()
@@ -91,7 +89,7 @@ async def test_a_name_that_waits_holds_up_no_inode(caches: KernelCaches, kernel:
     """A call about a name waits for a request in its directory; that request may be an open that waits for `passed`."""
     kernel.held[KINO] = threading.Event()
     caches.invalidate_entry(KINO, "name")
-    assert await trio.to_thread.run_sync(kernel.next) == (KINO, b"name", 0)
+    assert await trio.to_thread.run_sync(kernel.next) == protocol.inval_entry(KINO, b"name")
     with trio.fail_after(WAIT_S):
         await caches.passed(KINO)
 
@@ -111,10 +109,10 @@ async def test_a_call_that_met_an_unknown_inode_is_made_again_while_it_is_needed
     drop = Drop()
     caches.invalidate_inode(KINO, drop=drop)
     for _ in range(2):
-        assert await trio.to_thread.run_sync(kernel.next) == (KINO, False)
+        assert await trio.to_thread.run_sync(kernel.next) == protocol.inval_inode(KINO, attr_only=False)
     drop.needed = False
     kernel.unknown.clear()
     caches.invalidate_inode(KINO + 1, drop=(last := Drop()))
     assert await trio.to_thread.run_sync(last.ended.wait, WAIT_S)
-    assert kernel.next() == (KINO + 1, False)
+    assert kernel.next() == protocol.inval_inode(KINO + 1, attr_only=False)
     assert not drop.ended.is_set()

@@ -1,0 +1,165 @@
+"""/dev/fuse: requests in, answers and notices out.
+
+Decided here and only here: in which task a request is answered. The task that leads reads a request and begins to
+answer it; most are answered without waiting for anything, and then it reads the next. Where an answer has to wait (for
+Postgres, for a lock), another task leads from that moment on, and the first goes on when what it waits for has come.
+So a request costs no task, no switch and no lock of its own unless it waits.
+
+Threading: one trio thread; `notify` may be called in any.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from time import perf_counter
+from types import coroutine
+from typing import Any
+
+import trio
+
+from fusefs.fuse import protocol
+from fusefs.fuse.protocol import Request
+
+_IDLE_TASKS = 16
+"""How many tasks stay for when they are needed again; more come and go."""
+_TURN_S = 0.005
+"""How long requests that need not wait are answered before other tasks get their turn: about as long as Python threads
+have one."""
+
+Answer = Callable[[Request], Coroutine[Any, Any, None]]
+
+
+class Device:
+    """The connection of one mount to the kernel.
+
+    Args:
+        fd: of /dev/fuse, mounted. Closed by `close`.
+    """
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._buffer = bytearray(protocol.READ_SIZE)
+        self._answer: Answer
+        self._tasks: trio.Nursery
+        self._idle: list[trio.lowlevel.Task] = []
+        self._turn_ends = 0.0
+        self._ended = False
+
+    async def serve(self, answer: Answer) -> None:
+        """Answer requests until the mount has gone or `stop` is called; those under way are answered to the end.
+
+        Args:
+            answer: called for each request; it replies by itself, and raises nothing.
+        """
+        self._answer = answer
+        async with trio.open_nursery() as self._tasks:
+            self._tasks.start_soon(self._lead)
+
+    def stop(self) -> None:
+        """Read no more requests. May be called from any task."""
+        self._ended = True
+        trio.lowlevel.notify_closing(self._fd)
+
+    def close(self) -> None:
+        """Let go of the kernel: what still waits for an answer gets ENOTCONN."""
+        os.close(self._fd)
+
+    def reply(self, unique: int, body: bytes = b"") -> None:
+        """Answer a request."""
+        self._write(protocol.answer(unique, body))
+
+    def refuse(self, unique: int, number: int) -> None:
+        """Answer a request with an errno."""
+        self._write((protocol.refusal(unique, number),))
+
+    def _write(self, parts: Sequence[bytes]) -> None:
+        """One that the kernel has given up, or whose mount has gone, is nobody's loss."""
+        try:
+            os.writev(self._fd, parts)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENODEV, errno.ECONNABORTED):
+                raise
+
+    def notify(self, notice: bytes) -> None:
+        """Tell the kernel something unasked; it may wait for requests under way. Raises OSError: ENOENT for an inode
+        or a name that the kernel does not know."""
+        os.write(self._fd, notice)
+
+    async def _lead(self) -> None:
+        """The life of one task: lead, wait, be idle, lead again."""
+        while True:
+            while (request := await self._next()) is not None:
+                if await self._has_waited(self._answer(request)):
+                    break  # another task leads by now
+            else:
+                self._dismiss()
+                return
+            if self._ended or len(self._idle) >= _IDLE_TASKS:
+                return
+            await self._be_idle()
+
+    async def _next(self) -> Request | None:
+        """The next request; None when there will be no more."""
+        while not self._ended:
+            if perf_counter() > self._turn_ends:
+                await trio.lowlevel.checkpoint()
+                self._turn_ends = perf_counter() + _TURN_S
+            try:
+                length = os.readv(self._fd, [self._buffer])
+            except BlockingIOError:
+                try:
+                    await trio.lowlevel.wait_readable(self._fd)
+                except trio.ClosedResourceError:
+                    return None
+                self._turn_ends = perf_counter() + _TURN_S
+            except FileNotFoundError:
+                pass  # the one that was to be read was given up
+            except OSError as error:
+                if error.errno not in (errno.ENODEV, errno.ECONNABORTED):
+                    raise
+                self._ended = True  # unmounted, or aborted
+            else:
+                return protocol.parse(self._buffer, length)
+        return None
+
+    @coroutine
+    def _has_waited(self, answering: Coroutine[Any, Any, None]) -> Generator[Any, Any, bool]:
+        """Answer a request in this task; when it has to wait for the first time, let another task lead. Returns whether
+        it had to."""
+        try:
+            trap = answering.send(None)
+        except StopIteration:
+            return False
+        if self._idle:
+            trio.lowlevel.reschedule(self._idle.pop())
+        else:
+            self._tasks.start_soon(self._lead)
+        try:
+            # What a coroutine yields is for the loop, which answers to the task that runs: this one.
+            while True:
+                trap = answering.send((yield trap))
+        except StopIteration:
+            return True
+        finally:
+            answering.close()
+
+    async def _be_idle(self) -> None:
+        """Return when this task is to lead, or to end."""
+        task = trio.lowlevel.current_task()
+        self._idle.append(task)
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._idle.remove(task)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def _dismiss(self) -> None:
+        """Let the idle tasks end."""
+        self._ended = True
+        for task in self._idle:
+            trio.lowlevel.reschedule(task)
+        self._idle.clear()
