@@ -4,7 +4,7 @@
     benchmarks/start.py [--rounds N]
 
 On an embedded Postgres in a temporary directory, which runs before anything is timed. In turn, N times (11 if
-nothing else is said): an interpreter that imports pyfuse3, trio and psycopg and connects once, and `fusefs mount`
+nothing else is said): an interpreter that imports trio and psycopg and connects once, and `fusefs mount`
 until it returns. Prints the medians, their ratio (the goal is at most 3), and the memory of an idle daemon (the goal
 is under 80 MB). Run it with the interpreter that has fusefs: .venv/bin/python benchmarks/start.py
 """
@@ -18,7 +18,7 @@ import time
 
 from _rig import Rig, in_turn, rig, seconds
 
-IMPORTS = "import sys, pyfuse3, trio, psycopg; psycopg.connect(sys.argv[1]).close()"
+IMPORTS = "import sys, trio, psycopg; psycopg.connect(sys.argv[1]).close()"
 
 
 def main() -> None:

@@ -1,1 +1,1 @@
-"""The core (layer 4): what a mounted tree looks like, and only here. No pyfuse3, no SQL."""
+"""The core (layer 4): what a mounted tree looks like, and only here. No FUSE, no SQL."""

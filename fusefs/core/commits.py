@@ -114,7 +114,8 @@ class Commits:
     def _take(self, node: Node, buffer: Buffer) -> Taken:
         if buffer.mtime_ns is None:
             buffer.mtime_ns = now_ns()
-        attrs = replace(buffer.attrs, mtime_ns=buffer.mtime_ns)
+        given = buffer.attrs
+        attrs = Attrs(given.mode, given.uid, given.gid, buffer.mtime_ns)
         return Taken(buffer.take(), attrs, node.version, node.size)
 
     async def _store(self, inode: Inode, handle: Handle, buffer: Buffer, taken: Taken, attempt: Attempt) -> Commit:

@@ -102,6 +102,9 @@ flow: ContextVar[int] = ContextVar("flow", default=0)
 """For whom the current task works; set by a door before it asks anything."""
 
 
+_SIZED = (str, bytes)
+
+
 class _Turns:
     """Tasks that wait, by flow: first come, first served within one, and the flows in turn."""
 
@@ -137,8 +140,11 @@ class _Turns:
 
 def _transfer_s(params: Sequence[Param]) -> float:
     """How much longer a write may take for its size: a server that is busy with 100 MB is not away."""
-    sizes = (len(value) for value in params if isinstance(value, str | bytes))
-    return max(sizes, default=0) / _SLOWEST_BYTES_PER_S
+    longest = 0
+    for value in params:
+        if isinstance(value, _SIZED) and len(value) > longest:
+            longest = len(value)
+    return longest / _SLOWEST_BYTES_PER_S
 
 
 class _Backoff:

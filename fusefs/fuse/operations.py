@@ -20,7 +20,7 @@ from fusefs.core.filesystem import Handle, Inode, InodeTable, Opened
 from fusefs.db.pool import flow
 from fusefs.fuse import protocol
 from fusefs.fuse.device import Device
-from fusefs.fuse.protocol import Init, Opcode, Open, Request, Set
+from fusefs.fuse.protocol import Opcode, Request
 from fusefs.rules.errors import BadName, BadPath, FsError, outcome
 from fusefs.rules.model import Kind
 
@@ -73,13 +73,11 @@ def _entry(inode: Inode) -> bytes:
 
 
 def _opened(opened: Opened) -> bytes:
-    flags = 0
-    if opened.keep_cache:
-        flags |= Open.KEEP_CACHE
+    flags = protocol.KEEP_CACHE if opened.keep_cache else 0
     if opened.direct_io:
-        flags |= Open.DIRECT_IO
+        flags |= protocol.DIRECT_IO
     if not opened.handle.writable:
-        flags |= Open.NOFLUSH  # its close has nothing to commit
+        flags |= protocol.NOFLUSH  # its close has nothing to commit
     return protocol.open_out(opened.handle.fh, flags)
 
 
@@ -92,7 +90,7 @@ class Operations:
         self._root = root
         self._xattr = xattr
         self._handlers: dict[int, tuple[str, Callable[[Request], Awaitable[bytes]]]] = {
-            opcode: (name, getattr(self, name))
+            int(opcode): (name, getattr(self, name))
             for opcode, name in {
                 **{opcode: opcode.name.lower() for opcode in Opcode},
                 Opcode.RENAME2: "rename",
@@ -156,9 +154,9 @@ class Operations:
 
     async def init(self, request: Request) -> bytes:
         major, minor, max_readahead, offered = protocol.INIT_IN.unpack_from(request.body)
-        missing = protocol.WANTED & ~Init(offered & protocol.WANTED)
+        missing = protocol.WANTED & ~offered
         if major != protocol.MAJOR or missing:
-            _log.error("fuse.kernel_too_old", protocol=f"{major}.{minor}", missing=missing.name)
+            _log.error("fuse.kernel_too_old", protocol=f"{major}.{minor}", missing=hex(missing))
             raise Refused(errno.EPROTO)
         return protocol.init_out(minor, max_readahead, offered)
 
@@ -260,14 +258,14 @@ class Operations:
             _,
         ) = protocol.SETATTR_IN.unpack_from(request.body)
         change = SetAttr(
-            mode=mode if valid & Set.MODE else None,
-            uid=uid if valid & Set.UID else None,
-            gid=gid if valid & Set.GID else None,
-            size=size if valid & Set.SIZE else None,
-            atime_ns=_time_ns(valid, Set.ATIME, Set.ATIME_NOW, atime_s, atime_ns),
-            mtime_ns=_time_ns(valid, Set.MTIME, Set.MTIME_NOW, mtime_s, mtime_ns),
+            mode=mode if valid & protocol.SET_MODE else None,
+            uid=uid if valid & protocol.SET_UID else None,
+            gid=gid if valid & protocol.SET_GID else None,
+            size=size if valid & protocol.SET_SIZE else None,
+            atime_ns=_time_ns(valid, protocol.SET_ATIME, protocol.SET_ATIME_NOW, atime_s, atime_ns),
+            mtime_ns=_time_ns(valid, protocol.SET_MTIME, protocol.SET_MTIME_NOW, mtime_s, mtime_ns),
         )
-        handle = self._table.handles.get(fh) if valid & Set.FH else None
+        handle = self._table.handles.get(fh) if valid & protocol.SET_FH else None
         await found.owner.setattr(found, change, handle, _caller(request))
         return _told(found)
 
@@ -384,7 +382,7 @@ class Operations:
         return b""
 
 
-def _time_ns(valid: int, given: Set, now: Set, seconds: int, nanoseconds: int) -> int | None:
+def _time_ns(valid: int, given: int, now: int, seconds: int, nanoseconds: int) -> int | None:
     """What a SETATTR says of a time; seconds before 1970 travel as unsigned ones."""
     if valid & now:
         return now_ns()

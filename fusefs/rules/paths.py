@@ -24,6 +24,8 @@ HISTORY = "/conversation_history"
 MACHINE_WRITTEN = (LARGE_RESULTS, HISTORY)
 CONTROL_NAME = ".fusefs"
 """The hidden control directory of a mounted root; no row may have this name there."""
+_RULED = (*RESERVED, *MACHINE_WRITTEN, f"/{CONTROL_NAME}")
+"""What every path begins with of which a rule speaks."""
 
 
 class Op(Enum):
@@ -142,6 +144,8 @@ def check(scope: Scope, op: Op, path: str) -> None:
 
     Raises NotFound where another session owns the path, Denied where the principal may not.
     """
+    if not path.startswith(_RULED):
+        return
     if not visible(scope, path):
         raise NotFound(path=path)
     if op is Op.READ:

@@ -124,7 +124,7 @@ def test_options_of_the_mount_command() -> None:
     }
 
 
-HEAVY = ("trio", "psycopg", "pydantic", "structlog", "opentelemetry", "rich", "pyfuse3", "fusefs.cli.mount")
+HEAVY = ("trio", "psycopg", "pydantic", "structlog", "opentelemetry", "rich", "fusefs.fuse", "fusefs.cli.mount")
 """The last: other commands are not imported either."""
 
 

@@ -276,7 +276,7 @@ def test_a_huge_stream_is_not_held(root: Path, tmp_path: Path) -> None:
 
 
 def test_over_a_mount_nothing_heavy_is_imported(root: Path, tmp_path: Path) -> None:
-    heavy = ("trio", "psycopg", "pydantic", "structlog", "opentelemetry", "rich", "pyfuse3", "asyncio")
+    heavy = ("trio", "psycopg", "pydantic", "structlog", "opentelemetry", "rich", "fusefs.fuse", "asyncio")
     code = (
         "import sys; from fusefs.cli import main; main.run(sys.argv[1:]); "
         f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"

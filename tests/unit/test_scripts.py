@@ -38,7 +38,7 @@ def test_an_ordinary_user_is_told_which_packages_are_missing(suite_dir: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("package", "there"), [("git", True), ("ripgrep", True), ("python3-dev", True), ("no-such-tool", False)]
+    ("package", "there"), [("git", True), ("ripgrep", True), ("python3-venv", True), ("no-such-tool", False)]
 )
 def test_packages_are_recognised_by_what_they_bring(package: str, there: bool) -> None:
     done = bash(f". scripts/_bootstrap; _missing {package}")
