@@ -8,8 +8,9 @@ A barrier is one round trip that carries only a Sync: before Postgres says that 
 sends the notifications of everything committed before. Measured with 5000 commits and a barrier after
 each: none missed.
 
-Threading: belongs to the trio thread. `run` is the one task that reads the socket; the other methods
-may be called from any number of tasks. Callbacks are called synchronously from `run` and must not block.
+Threading: belongs to the trio thread. `run` reads the socket, and so does, for a moment, the task that sent a round
+trip; the methods may be called from any number of tasks. Callbacks are called synchronously by whoever reads, and must
+not block.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ _BACKOFF_MAX_S = 2.0
 _ECHO_S = 2.0
 """How long an announcement to itself may take before announcements count as swallowed."""
 _NAP_S = 0.005
+_LOOK_MS = 1
+"""How long whoever sends a round trip waits for its answer in place. It comes after 50 us where Postgres is near and
+has a core; two switches of tasks take longer than that."""
+_LOOK_AGAIN = 16
+"""How many round trips wait as everything else does, after one whose answer was not there in that time."""
 _CHANNEL_MAX = 63
 """Bytes of an identifier; Postgres cuts longer ones, and two channels could become one."""
 
@@ -108,6 +114,7 @@ class Listener:
         self._deadline = math.inf
         self._closed_trips = 0
         self._timeline: str | None = None
+        self._looks_left_out = 0
         self.live = False
         self.reconnects = 0
 
@@ -199,7 +206,9 @@ class Listener:
         joined.commands += commands
         if self._in_flight is None:
             self._send_next()
-        await joined.done.wait()
+            self._look()
+        if not joined.done.is_set():
+            await joined.done.wait()
         if joined.failed:
             raise Unavailable("the connection for announcements was lost")
 
@@ -220,10 +229,31 @@ class Listener:
         except psycopg.Error:
             self._conn.close()  # wakes the reading task, which sees the loss
             return
-        if self._nap is not None:
-            self._nap.cancel()
         if unsent and self._nursery is not None:
             self._nursery.start_soon(self._send_rest, self._conn)
+
+    def _look(self) -> None:
+        """Read the answer to what was just sent, where it comes at once; else have the reading task read it."""
+        if self._looks_left_out:
+            self._looks_left_out -= 1
+        else:
+            conn = self._conn
+            assert conn is not None
+            try:
+                while not conn.broken and self._in_flight is not None:
+                    if not conn.wait_readable(_LOOK_MS):
+                        self._looks_left_out = _LOOK_AGAIN
+                        break
+                    conn.pgconn.consume_input()
+                    self._take(conn.pgconn)
+            except psycopg.Error:
+                conn.close()  # wakes the reading task, which sees the loss
+        self._wake_reader()
+
+    def _wake_reader(self) -> None:
+        """End the reading task's nap where somebody waits for an answer."""
+        if self._nap is not None and self._in_flight is not None:
+            self._nap.cancel()
 
     async def _send_rest(self, conn: Connection) -> None:
         """Send what did not fit into the socket; libpq may read meanwhile, so that the two sides cannot wait for
@@ -249,6 +279,7 @@ class Listener:
                 conn.close()  # wakes the reading task, which sees the loss
             else:
                 self._send_next()
+                self._wake_reader()
 
     async def _follow(self, conn: Connection) -> None:
         """Read until the connection is lost or silent.
