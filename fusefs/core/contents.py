@@ -86,7 +86,7 @@ class Reader:
 
     def _next_siblings(self, node: Node) -> list[str]:
         """The second miss in one directory starts a sweep over it; so does the first miss in another
-        directory while a sweep is on, as grep -r makes."""
+        directory while a sweep is on, as grep -r makes: that one goes on into the directories beside it."""
         parent = node.parent
         if parent is None or node.size > _BATCH_BYTES:
             return []
@@ -96,7 +96,8 @@ class Reader:
             self._missed_in = parent
             if not (sweeping or again):
                 return []
-            self._sweep_of, self._sweep = parent, iter(list(parent.children.values()))
+            self._sweep_of = parent
+            self._sweep = chain([*parent.children.values()], _beside(parent) if sweeping else ())
             for each in self._sweep:
                 if each is node:
                     break
@@ -114,3 +115,15 @@ class Reader:
             batch.append(each.id)
             size += each.size
         return batch
+
+
+def _beside(directory: Node) -> Iterator[Node]:
+    """What is in the directories that follow one in its own, as far as they are known."""
+    above = directory.parent
+    if above is not None:
+        following = iter([*above.children.values()])
+        for each in following:
+            if each is directory:
+                break
+        for each in following:
+            yield from [*each.children.values()]

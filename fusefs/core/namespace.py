@@ -17,12 +17,13 @@ from fusefs import telemetry
 from fusefs.core.attributes import Kernel, now_ns
 from fusefs.core.contents import Contents, Reader
 from fusefs.core.filesystem import Filesystem, Inode, InodeTable, Void
+from fusefs.core.loading import Loader
 from fusefs.core.rescue import RescueDirectory
 from fusefs.core.tree import SUPERSEDED, Node, Tree
 from fusefs.db.connection import Backend
 from fusefs.db.pool import Database
 from fusefs.rules import paths
-from fusefs.rules.errors import FsError, NotFound, StaleVersion, Unavailable
+from fusefs.rules.errors import FsError, NotFound, Unavailable
 from fusefs.rules.model import Attrs, Kind, NodeRow, Renamed
 from fusefs.rules.scope import Principal, Scope
 from fusefs.store import files, namespaces, versions
@@ -94,7 +95,7 @@ class Namespace:
         self.era = 0
         self._max_nodes = max_nodes
         self._reader = Reader(contents, self._fetch)
-        self._loading: dict[Node, trio.Event] = {}
+        self._loader = Loader(self, self._fill, max_nodes)
         self._touched: dict[str, int] = {}
         # Own moves of directories that wait for their announcement, by the old path: what takes them into the mirror.
         self.moving: dict[str, Callable[[Renamed], None]] = {}
@@ -138,47 +139,8 @@ class Namespace:
     # -- Metadata ----------------------------------------------------------------------------------
 
     async def load(self, directory: Node) -> None:
-        """Make a directory's children complete. One query; callers at once share it.
-
-        The directory may be moved or deleted while the query is under way: the listing brings its own
-        row along, and another row than the one meant is asked for again.
-        """
-        attempts = 0
-        above = False
-        while not directory.loaded:
-            if directory.gone:
-                return
-            if (event := self._loading.get(directory)) is not None:
-                await event.wait()
-                continue
-            if not above and directory.parent is not None and not directory.parent.loaded and self.live:
-                # What is above may have moved while nobody listened.
-                above = True
-                await self.load(directory.parent)
-                continue  # another caller may have begun meanwhile
-            attempts += not directory.doubted
-            if attempts > _ATTEMPTS:
-                raise StaleVersion("the directory is being moved about", path=directory.path)
-            event = self._loading[directory] = trio.Event()
-            directory.touched, directory.doubted = set(), False
-            path, era = directory.path, self.era
-            try:
-                listing = await files.load_directory(self.db, self.scope, path)
-                own = listing.directory
-                same = directory.path == path and era == self.era and (own is None or own.id == directory.id)
-                if same and not directory.doubted:
-                    self._fill(directory, listing)
-                    return
-                await self.barrier()
-            except NotFound:
-                await self.barrier()
-                if not directory.gone and directory.path == path and era == self.era:
-                    self.tree.detach(directory)
-                    raise
-            finally:
-                directory.touched = None
-                del self._loading[directory]
-                event.set()
+        """Make a directory's children complete. Raises StaleVersion, NotFound, Unavailable."""
+        await self._loader.load(directory)
 
     def _went_back(self, node: Node) -> None:
         """The server never had the newest version that was known: what the same number stands for now, nobody here

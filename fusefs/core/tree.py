@@ -116,6 +116,13 @@ class Node:
         parts.append(base)
         return "/".join(reversed(parts))
 
+    def is_above(self, other: Node) -> bool:
+        """Whether the other is somewhere below it."""
+        node = other.parent
+        while node is not None and node is not self:
+            node = node.parent
+        return node is self
+
     @property
     def committed(self) -> bool:
         return self.version != UNCOMMITTED

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ from fusefs.rules.scope import Scope
 from fusefs.telemetry import operation
 
 _LOAD_DIRECTORY = query("load_directory")
+_LOAD_DIRECTORIES = query("load_directories")
 _FETCH_NODE = query("fetch_node")
 _FETCH_FILE = query("fetch_file")
 _FETCH_LINKS = query("fetch_links")
@@ -114,6 +116,33 @@ async def load_directory(db: Database, scope: Scope, path: str) -> Listing:
     filters with `paths.visible`. Raises NotFound where there is no row for the path."""
     with operation("ls", scope, path):
         rows = await db.run(scope.tenant_id, _LOAD_DIRECTORY, scope.tenant_id, scope.agent_id, path)
+    return _listing(path, rows)
+
+
+async def load_directories(
+    db: Database, scope: Scope, path: str, more: Sequence[str], more_entries: int
+) -> dict[str, Listing]:
+    """A directory as by `load_directory`, and others that come along where they are still there and have at most
+    `more_entries`, by path. Raises NotFound for the first only."""
+    if not more:
+        return {path: await load_directory(db, scope, path)}
+    with operation("ls", scope, path):
+        rows = await db.run(
+            scope.tenant_id, _LOAD_DIRECTORIES, scope.tenant_id, scope.agent_id, path, [*more], more_entries + 1
+        )
+    by_directory: dict[str, list[Row]] = {}
+    for row in rows:
+        by_directory.setdefault(row[0], []).append(row[1:])
+    found = {path: _listing(path, by_directory.get(path, []))}
+    for each in more:
+        with suppress(NotFound):
+            listing = _listing(each, by_directory.get(each, []))
+            if len(listing.entries) <= more_entries:
+                found[each] = listing
+    return found
+
+
+def _listing(path: str, rows: list[Row]) -> Listing:
     own: NodeRow | None = None
     entries = []
     targets = {}

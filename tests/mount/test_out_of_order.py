@@ -7,6 +7,7 @@ part.
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from tests import harness
 from tests.mount.posix_support import errno_of
 from tests.mount.sides import eventually
+from tests.mount.test_walks import tree
 from tests.relay import Line, Which
 
 
@@ -123,6 +125,35 @@ def test_file_made_while_a_listing_from_before_was_on_its_way(
     assert listing.join() == 0
     assert sorted(os.listdir(behind / "d")) == ["f", "new"]
     assert (behind / "d" / "new").read_bytes() == b"text"
+
+
+def test_what_changes_while_it_is_loaded_ahead(
+    behind: Path, other: Path, line: Line, held: Callable[[bytes, Callable[[], object]], Call]
+) -> None:
+    for name in "abcdefgh":
+        (other / name).mkdir()
+        for file in ("kept", "gone", "moved", "over", "new-over"):
+            (other / name / file).write_text(name)
+    eventually((behind / "h").exists, "the directories")
+    os.listdir(behind / "a")
+    os.listdir(behind / "b")
+    listing = held(b"load_directories", lambda: os.listdir(behind / "c"))
+    (other / "d" / "gone").unlink()
+    (other / "d" / "made").write_text("made")
+    os.rename(other / "d" / "moved", other / "e" / "came")
+    os.rename(other / "e" / "new-over", other / "e" / "over")
+    os.rename(other / "f", other / "f2")
+    (other / "f2" / "made").write_text("made")
+    subprocess.run(["rm", "-r", other / "g"], check=True)
+    (other / "g").mkdir()
+    (other / "g" / "again").write_text("again")
+    (other / "mark").write_bytes(b"")
+    eventually((behind / "mark").exists, "all of it was announced")
+    line.thaw()
+    assert listing.join() == 0
+    assert tree(behind) == tree(other)
+    assert (behind / "e" / "over").read_text() == "e"
+    assert not (behind / "d" / "gone").exists()
 
 
 def test_commit_that_is_answered_after_others_renamed_the_file(

@@ -14,6 +14,22 @@ select id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
   (extract(epoch from updated_at) * 1000000)::bigint * 1000, updated_session, null, null
 from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid and path = $3;
 
+-- name: load_directories
+-- Several directories, each as by load_directory, by the path $3 of each; those of $4 with $5 entries at most, or cut there.
+select d.path as directory, f.*
+from unnest(array[$3::text] || $4::text[]) with ordinality as d (path, number) cross join lateral (
+  (select id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
+    (extract(epoch from updated_at) * 1000000)::bigint * 1000 as ctime_ns, updated_session,
+    case when kind = 'symlink' then content end as target,
+    case when kind = 'symlink' then content_bytes end as target_bytes
+  from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid and parent = d.path
+  limit case when d.number > 1 then $5::int end)
+  union all
+  select id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
+    (extract(epoch from updated_at) * 1000000)::bigint * 1000, updated_session, null, null
+  from agent_files where tenant_id = $1::uuid and agent_id = $2::uuid and path = d.path
+) f;
+
 -- name: fetch_node
 -- One row's metadata by path.
 select id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
