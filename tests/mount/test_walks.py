@@ -48,7 +48,9 @@ def test_a_walk_over_a_deep_tree(mount: harness.MountFactory, namespace: harness
     numbers = "generate_series(1, 40) d"
     insert(namespace, f"select '/tree/d' || d, 'dir' from {numbers}")
     insert(namespace, f"select '/tree/d' || d || '/' || s, 'dir' from {numbers}, unnest(array['lib', 'src']) s")
-    insert(namespace, f"select '/tree/d' || d || '/' || s || '/f', 'file' from {numbers}, unnest(array['lib', 'src']) s")
+    insert(
+        namespace, f"select '/tree/d' || d || '/' || s || '/f', 'file' from {numbers}, unnest(array['lib', 'src']) s"
+    )
     daemon = mount()
     with daemon.counting() as count:
         found = tree(daemon.path / "tree")

@@ -15,7 +15,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 DELIVERED = [
     *(f"HF-{number:02}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 15, 16, 17, 18, 19, 20, 21, 22)),
-    *(f"BY-{number:02}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 10)),
+    *(f"BY-{number:02}" for number in range(1, 11)),
     *(f"DE-{number:02}" for number in (1, 2, 3, 4, 5, 6, 7, 13)),
 ]
 
