@@ -36,7 +36,7 @@ FUSEFS = Path(sys.executable).with_name("fusefs")
 COMPARE = Path(__file__).resolve().parents[2] / "shared" / "bench" / "compare.py"
 """Beside the checkout, where it is: the comparison with JuiceFS and the local disk."""
 
-_FLOOR_TABLE = "create table if not exists floor (id int primary key, c text)"
+FLOOR_TABLE = "create table if not exists floor (id int primary key, c text)"
 _FLOOR = """\\set i random(1, 100000)
 insert into floor values (:i, repeat('x', 1000)) on conflict (id) do update set c = excluded.c;
 """
@@ -179,7 +179,7 @@ class Rig:
         self.fusefs("init")
         self.fusefs("tenant", "add", "b")
         self.add_agent("b")
-        self.sql(_FLOOR_TABLE)
+        self.sql(FLOOR_TABLE)
 
     def fusefs(self, *words: str | Path) -> None:
         """Run the command on this server; it must succeed."""
@@ -215,11 +215,17 @@ class Rig:
         Args:
             rows: a query for (path, kind, content).
         """
+        self.sql(
+            "insert into agent_namespaces (tenant_id, agent_id) select tenant_id, id from agents where slug = %s"
+            " on conflict do nothing",
+            agent,
+        )
         with self.without_triggers():
             self.sql(
-                "insert into agent_files (tenant_id, agent_id, path, kind, mode, content, size_bytes)"
-                " select a.tenant_id, a.id, r.path, r.kind, case r.kind when 'dir' then 493 else 420 end, r.content,"
-                f" octet_length(r.content) from agents a, ({rows}) r where a.slug = '{agent}'"
+                "insert into agent_files (tenant_id, agent_id, path, parent, kind, mode, content, size_bytes)"
+                " select a.tenant_id, a.id, r.path, fusefs_parent_v1(r.path), r.kind,"
+                " case r.kind when 'dir' then 493 else 420 end, r.content, octet_length(r.content)"
+                f" from agents a, ({rows}) r where a.slug = '{agent}'"
             )
         self.sql("vacuum analyze agent_files")
 

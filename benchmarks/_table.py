@@ -42,6 +42,7 @@ class Row:
 
 
 _FLOORS = "times one committed 1 KB upsert"
+_BARE = "times a bare upsert that does not"
 _LOCAL = "times the local disk"
 _JUICEFS = "times as fast as JuiceFS"
 
@@ -62,6 +63,18 @@ TABLE = (
         "grep-cold-trips", "grep_cold.py", "`grep -r`, 2000 files in 40 directories, empty caches", "trips", at_most=150
     ),
     Row("grep-cold", "grep_cold.py", "the same", "times one COPY of the contents", at_most=4),
+    *(
+        Row(f"statement-{name}", "statements.py", what, _BARE, at_most=2.5)
+        for name, what in (
+            ("claim", "a claim in Postgres, not waiting for the disk"),
+            ("content", "the first content of a claim"),
+            ("create", "a create"),
+            ("rewrite", "new content"),
+            ("append", "an append"),
+            ("rename", "a file's rename"),
+            ("delete", "a file's delete"),
+        )
+    ),
     Row(
         "eight-writers",
         "writers.py",

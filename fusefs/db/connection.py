@@ -56,14 +56,17 @@ _CONNECTION_DEFAULTS = {
     "tcp_user_timeout": "20000",
 }
 
-# One round trip. pg_stat_get_activity, since the view pg_stat_activity takes 3 ms to plan on a fresh connection.
+# One round trip. No sequential scans: a connection keeps the plan of a statement until the next ANALYZE, and one made
+# while a table had a page or two would read all that comes into it until then. pg_stat_get_activity, since the view
+# pg_stat_activity takes 3 ms to plan on a fresh connection.
 _SET_UP = """
 select pid, (extract(epoch from backend_start) * 1000000)::bigint,
   case when not pg_is_in_recovery() then left(pg_walfile_name(pg_current_wal_lsn()), 8) end,
   set_config('fusefs.origin', %(origin)s, false), set_config('fusefs.tenant', '', false),
   set_config('fusefs.durable', current_setting('synchronous_commit'), false),
   case when %(relaxed)s then set_config('synchronous_commit', 'off', false) end,
-  set_config('jit', 'off', false), set_config('statement_timeout', %(timeout_ms)s, false),
+  set_config('jit', 'off', false), set_config('enable_seqscan', 'off', false),
+  set_config('statement_timeout', %(timeout_ms)s, false),
   set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalives_interval', '5', false),
   set_config('tcp_keepalives_count', '3', false),
   case when pg_has_role(session_user, to_regrole(%(role)s), %(how)s) then set_config('role', %(role)s, false) end

@@ -40,6 +40,7 @@ _COMMIT_REVIVE = query("commit_revive")
 _COMMIT_WRITE = query("commit_write")
 _COMMIT_APPEND = query("commit_append")
 _CLAIM_NAME = query("claim_name")
+_CLAIM_REVIVED = query("claim_revived")
 _DELETE_NODE = query("delete_node")
 _RENAME_NODE = query("rename_node")
 _SET_ATTRS = query("set_attrs")
@@ -466,7 +467,7 @@ async def claim(
     with operation("claim", scope, path):
         rows = await db.write(
             scope.tenant_id,
-            _CLAIM_NAME,
+            _CLAIM_NAME if revive is None else _CLAIM_REVIVED,
             (
                 scope.tenant_id,
                 scope.agent_id,
@@ -482,7 +483,6 @@ async def claim(
                 scope.session,
                 write_id,
                 handle,
-                revive is not None,
             ),
             confirm,
         )

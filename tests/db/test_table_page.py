@@ -93,3 +93,40 @@ def test_what_the_triggers_refuse(namespace: harness.Namespace, statement: str, 
     with pytest.raises(psycopg.Error) as caught:
         namespace.execute(statement, keys)
     assert caught.value.sqlstate == state
+
+
+@pytest.mark.parametrize("column", ["kind = 'door'", "mode = 4096", "version = -1"])
+def test_values_that_no_row_may_have(namespace: harness.Namespace, column: str) -> None:
+    keys = (namespace.tenant_id, namespace.agent_id)
+    namespace.execute("insert into agent_files (tenant_id, agent_id, path, content) values (%s, %s, '/f', 'x')", keys)
+    with pytest.raises(psycopg.errors.CheckViolation):
+        namespace.execute(f"update agent_files set {column} where path = '/f'")
+
+
+def test_the_parent_is_kept_by_trigger(namespace: harness.Namespace) -> None:
+    keys = (namespace.tenant_id, namespace.agent_id)
+    namespace.execute(
+        "insert into agent_files (tenant_id, agent_id, path, parent, content) values"
+        " (%s, %s, '/d/e/f', '/else', 'x'), (%s, %s, '/g', '/else', 'x'), (%s, %s, '/h', '/', 'x')",
+        keys * 3,
+    )
+    namespace.execute("update agent_files set parent = '/else' where path = '/h'")
+    namespace.execute("update agent_files set path = '/d/g' where path = '/g'")
+    found = namespace.execute("select path, parent from agent_files where path ~ '^/[dh]' order by path")
+    assert found == [("/d", "/"), ("/d/e", "/d"), ("/d/e/f", "/d/e"), ("/d/g", "/d"), ("/h", "/")]
+
+
+def test_files_go_with_their_namespace_into_the_history(namespace: harness.Namespace) -> None:
+    """An administrator's doing only; with an agent the history goes too."""
+    keys = (namespace.tenant_id, namespace.agent_id)
+    namespace.execute("insert into agent_files (tenant_id, agent_id, path, content) values (%s, %s, '/d/f', 'x')", keys)
+    namespace.execute("delete from agent_namespaces where tenant_id = %s and agent_id = %s", keys)
+    assert namespace.execute("select path from agent_files") == []
+    found = namespace.execute(
+        "select op, path, old_content from agent_file_versions where op = 'delete' and path ~ '^/d' order by path"
+    )
+    assert found == [("delete", "/d", None), ("delete", "/d/f", "x")]
+    namespace.execute("insert into agent_files (tenant_id, agent_id, path, content) values (%s, %s, '/d/f', 'y')", keys)
+    namespace.execute("delete from agents where id = %s", keys[1:])
+    for table in ("agent_files", "agent_file_versions", "agent_namespaces"):
+        assert namespace.execute(f"select count(*) from {table}") == [(0,)]

@@ -67,7 +67,7 @@ from agent_files where tenant_id = $1::uuid and agent_id is not distinct from $2
 -- A new file with its content. No row: the name exists.
 insert into agent_files (tenant_id, agent_id, id, path, content, content_bytes, kind, ino, mode, uid, gid, mtime_ns,
   updated_by, updated_session, write_id, write_handle)
-values ($1::uuid, $2::uuid, $3::uuid, $4, coalesce($5::text, ''), $6::bytea, $7, $8::bigint, $9::int, $10::bigint,
+values ($1::uuid, $2::uuid, $3::uuid, $4, coalesce($5::text, ''), $6::bytea, $7::text, $8::bigint, $9::int, $10::bigint,
   $11::bigint, $12::bigint, $13, $14, $15::uuid, $16::bigint)
 on conflict (tenant_id, agent_id, path) do nothing
 returning id, version, size_bytes, mtime_ns, (extract(epoch from updated_at) * 1000000)::bigint * 1000;
@@ -76,7 +76,7 @@ returning id, version, size_bytes, mtime_ns, (extract(epoch from updated_at) * 1
 -- A new file that goes on with the lineage deleted at its path a moment ago. No row: the name exists.
 insert into agent_files (tenant_id, agent_id, id, path, content, content_bytes, kind, ino, mode, uid, gid, mtime_ns,
   updated_by, updated_session, write_id, write_handle, version)
-select $1::uuid, $2::uuid, $3::uuid, $4, coalesce($5::text, ''), $6::bytea, $7, $8::bigint, $9::int, $10::bigint,
+select $1::uuid, $2::uuid, $3::uuid, $4, coalesce($5::text, ''), $6::bytea, $7::text, $8::bigint, $9::int, $10::bigint,
   $11::bigint, $12::bigint, $13, $14, $15::uuid, $16::bigint,
   1 + coalesce((select max(version) from agent_file_versions
       where tenant_id = $1::uuid and agent_id is not distinct from $2::uuid and file_id = $3::uuid), 0)
@@ -108,19 +108,25 @@ where tenant_id = $1::uuid and agent_id is not distinct from $2::uuid and id = $
 returning id, version, size_bytes, mtime_ns, (extract(epoch from updated_at) * 1000000)::bigint * 1000;
 
 -- name: claim_name
--- Take a name at once: O_EXCL, mkdir. No row: it exists. $15: go on with the deleted lineage $3. Visible and announced
--- when it returns, but not durable until close: a crash of the server may forget an empty file, as one of a local disk
--- may before fsync.
-with relaxed as materialized (select set_config('synchronous_commit', 'off', true))
+-- Take a name at once: O_EXCL, mkdir. No row: it exists. Visible and announced when it returns, but not durable until
+-- close: a crash of the server may forget an empty file, as one of a local disk may before fsync.
 insert into agent_files (tenant_id, agent_id, id, path, content, kind, ino, mode, uid, gid, mtime_ns, updated_by,
   updated_session, write_id, write_handle, write_op, version)
-select $1::uuid, $2::uuid, $3::uuid, $4, '', $5, $6::bigint, $7::int, $8::bigint, $9::bigint, $10::bigint, $11, $12, $13::uuid,
-  $14::bigint, case when $5 = 'file' then 'claim' else 'create' end,
-  case when $15::boolean then coalesce(
-      (select max(version) from agent_file_versions
-      where tenant_id = $1::uuid and agent_id is not distinct from $2::uuid and file_id = $3::uuid), 0)
-    when $5 = 'file' then 0 else 1 end
-from relaxed
+values ($1::uuid, $2::uuid, $3::uuid, $4, '', $5::text, $6::bigint, $7::int, $8::bigint, $9::bigint, $10::bigint, $11, $12,
+  $13::uuid, $14::bigint, case set_config('synchronous_commit', 'off', true) || $5::text when 'offfile' then 'claim' else 'create' end,
+  case $5::text when 'file' then 0 else 1 end)
+on conflict do nothing
+returning id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
+  (extract(epoch from updated_at) * 1000000)::bigint * 1000 as ctime_ns, updated_session;
+
+-- name: claim_revived
+-- The same, going on with the lineage $3 that was deleted there.
+insert into agent_files (tenant_id, agent_id, id, path, content, kind, ino, mode, uid, gid, mtime_ns, updated_by,
+  updated_session, write_id, write_handle, write_op, version)
+values ($1::uuid, $2::uuid, $3::uuid, $4, '', $5::text, $6::bigint, $7::int, $8::bigint, $9::bigint, $10::bigint, $11, $12,
+  $13::uuid, $14::bigint, case set_config('synchronous_commit', 'off', true) || $5::text when 'offfile' then 'claim' else 'create' end,
+  coalesce((select max(version) from agent_file_versions
+    where tenant_id = $1::uuid and agent_id is not distinct from $2::uuid and file_id = $3::uuid), 0))
 on conflict do nothing
 returning id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
   (extract(epoch from updated_at) * 1000000)::bigint * 1000 as ctime_ns, updated_session;

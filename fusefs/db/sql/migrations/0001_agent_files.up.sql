@@ -1,6 +1,6 @@
 -- The files of agents, their history, and what keeps both true.
 --
--- Keys start with tenant_id so that Citus can distribute every table by it. `tenants` and `agents`
+-- Keys hold tenant_id so that Citus can distribute every table by it. `tenants` and `agents`
 -- may belong to another program; only a slug is added to them. Paths compare by byte (collation "C").
 
 do $$
@@ -88,6 +88,13 @@ create function fusefs_lines_v1(p_content text) returns table (line text, number
       regexp_replace(replace(p_content, E'\r\n', E'\n'), E'\n\\Z', ''), E'\n') with ordinality as s (line, number)
   $$;
 
+-- What would be CHECK constraints of the tables: Postgres parses those of a table again for each statement (a tenth of a
+-- commit's time), those of a type once.
+create domain fusefs_kind as text check (value in ('file', 'dir', 'symlink', 'fifo', 'socket'));
+create domain fusefs_mode as int check (value between 0 and 4095);
+create domain fusefs_version as int check (value >= 0);
+create domain fusefs_old_state as text check (value in ('none', 'text', 'bytes', 'prefix', 'coalesced', 'dropped'));
+
 -- One row per path.
 --   id             the lineage: survives edits, renames, and being replaced by a rename over it
 --   content        the text; '' where content_bytes is set; the target of a symlink
@@ -96,7 +103,7 @@ create function fusefs_lines_v1(p_content text) returns table (line text, number
 --   version        +1 for each change of content, kept by trigger; 0: a claimed name, not written yet
 --                  (a claim that goes on with a deleted lineage has the version of the delete)
 --   ino            the incarnation: what an inode number and an open handle stand for
---   parent         path of the directory, '/' at the top
+--   parent         path of the directory, '/' at the top, kept by trigger (a generated column is parsed again for each statement)
 --   mode           permission bits (07777); uid, gid null: whoever mounts
 --   updated_at     of any change, shown as ctime; mtime_ns of the content, as utimensat(2) sets it
 --   updated_by     principal, or 'sql:<role>' for a writer that knows only the seed's columns
@@ -106,19 +113,18 @@ create function fusefs_lines_v1(p_content text) returns table (line text, number
 --   write_handle   the open handle that made it, null outside a mount
 create table agent_files (
   id uuid not null default gen_random_uuid(),
-  tenant_id uuid not null references tenants (id) on delete cascade,
-  agent_id uuid not null references agents (id) on delete cascade,
+  tenant_id uuid not null,
+  agent_id uuid not null,
   path text collate "C" not null,
   content text not null,
   size_bytes int not null default 0,
-  version int not null default 1,
+  version fusefs_version not null default 1,
   created_at timestamptz not null default now(),
   updated_at timestamptz not null default now(),
-  kind text not null default 'file' check (kind in ('file', 'dir', 'symlink', 'fifo', 'socket')),
+  kind fusefs_kind not null default 'file',
   ino bigint not null default nextval('fusefs_ino'),
-  parent text collate "C" generated always as
-    (coalesce(nullif(left(path, length(path) - strpos(reverse(path), '/')), ''), '/')) stored,
-  mode int not null default 420 check (mode between 0 and 4095),
+  parent text collate "C" not null,
+  mode fusefs_mode not null default 420,
   uid bigint,
   gid bigint,
   mtime_ns bigint not null default (extract(epoch from clock_timestamp()) * 1000000)::bigint * 1000,
@@ -128,19 +134,20 @@ create table agent_files (
   write_id uuid not null default gen_random_uuid(),
   write_op text not null default 'create',
   write_handle bigint,
-  primary key (tenant_id, id),
-  unique (tenant_id, agent_id, path),
-  check (version >= 0)
+  primary key (id, tenant_id),
+  unique (agent_id, tenant_id, path),
+  -- One look-up for each new file instead of two: the namespace has the foreign keys to the tenant and the agent.
+  foreign key (tenant_id, agent_id) references agent_namespaces (tenant_id, agent_id) on delete cascade
 ) with (
   -- One file rewritten or appended to all day is not a fifth of the table; a chunk of TOAST is 2 KB. See docs/internals/schema.md.
   autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_limit = 2000,
   toast.autovacuum_vacuum_threshold = 10000, toast.autovacuum_vacuum_scale_factor = 0.05,
   toast.autovacuum_vacuum_cost_limit = 2000
 );
--- The parent first, so that the planner cannot take it for a look-up by path. Before the first ANALYZE it
--- believes that (tenant, agent) alone finds one row, and reads the whole namespace through whichever index
--- begins so (measured: 1 ms for each statement of a namespace of 4000 files). For the same reason statements
--- that look a row up by id compare the agent with `is not distinct from`, which no index serves.
+-- No two indexes of a table begin with the same column. Before the first ANALYZE the planner believes that a tenant, or a
+-- tenant and an agent, is one row, reads the whole tenant through whichever index begins so, and keeps that plan until
+-- the next ANALYZE (measured: 1 ms for each statement of a namespace of 4000 files). For the same reason statements that
+-- look a row up by id compare the agent with `is not distinct from`, which no index serves.
 create index agent_files_parent_idx on agent_files (parent, tenant_id, agent_id);
 
 -- One row per change, by trigger, whoever made it.
@@ -169,20 +176,19 @@ create table agent_file_versions (
   updated_by text not null,
   updated_session text not null,
   write_id uuid not null,
-  old_state text not null default 'none'
-    check (old_state in ('none', 'text', 'bytes', 'prefix', 'coalesced', 'dropped')),
+  old_state fusefs_old_state not null default 'none',
   old_size int not null default 0,
   old_content text,
   old_bytes bytea,
-  primary key (tenant_id, file_id, version, seq),
-  unique (tenant_id, write_id)
+  primary key (file_id, version, seq, tenant_id),
+  unique (write_id, tenant_id)
 ) with (
   -- Rows die here only when retention drops them or their contents, many at once.
   autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_limit = 2000,
   toast.autovacuum_vacuum_threshold = 10000, toast.autovacuum_vacuum_scale_factor = 0.05,
   toast.autovacuum_vacuum_cost_limit = 2000
 );
-create index agent_file_versions_path_idx on agent_file_versions (tenant_id, agent_id, path);
+create index agent_file_versions_path_idx on agent_file_versions (agent_id, tenant_id, path);
 
 -- The bytes of lost races, until someone accepts or drops them.
 --   file_id           the lineage that was to be written; null: a new file
@@ -220,14 +226,17 @@ begin
   foreach t in array array['agent_namespaces', 'agent_sessions', 'agent_files', 'agent_file_versions',
                            'agent_file_conflicts'] loop
     execute format('alter table %I enable row level security', t);
-    -- The sub-select makes it one evaluation per statement. No setting: no rows (fail closed).
+    -- No setting: no rows (fail closed). No sub-select around the setting: its plan is set up for each statement, those in
+    -- the triggers too (a tenth of a commit), and with a tenant named in the query the comparison is made once anyway.
     execute format('create policy tenant_isolation on %I using (tenant_id = '
-                   '(select nullif(current_setting(''fusefs.tenant'', true), '''')::uuid))', t);
+                   'nullif(current_setting(''fusefs.tenant'', true), '''')::uuid)', t);
     execute format('grant select, insert, update, delete on %I to fusefs_daemon', t);
   end loop;
 end
 $$;
 grant select on tenants, agents to fusefs_daemon;
+-- A namespace goes with its agent, and its files with it.
+revoke delete on agent_namespaces from fusefs_daemon;
 grant usage on sequence fusefs_ino to fusefs_daemon;
 
 -- Charge a change to the namespace's quota (raises FS009), and tell the mounts: both need the namespace's row. Here and in the triggers a function is called by an assignment, which plpgsql evaluates by
@@ -248,7 +257,6 @@ begin
   select channel, quota_bytes into v_channel, v_quota from agent_namespaces
     where tenant_id = p_tenant and agent_id = p_agent;
   if not found then
-    insert into agent_namespaces (tenant_id, agent_id) values (p_tenant, p_agent) on conflict do nothing;
     return false;
   end if;
   if v_quota is not null and p_growth <> 0 then
@@ -318,8 +326,7 @@ create function fusefs_before_insert_v1() returns trigger language plpgsql as $$
 declare
   v_parent text := fusefs_parent_v1(new.path);
 begin
-  if left(new.path, 1) <> '/' or right(new.path, 1) = '/' or strpos(new.path, '//') > 0
-     or strpos(new.path || '/', '/./') > 0 or strpos(new.path || '/', '/../') > 0 then
+  if new.path ~ '^([^/]|$)|//|/$|/\.\.?(/|$)' then
     raise exception 'the path is not absolute and normalised' using errcode = 'FS010';
   end if;
   if new.content_bytes is null then
@@ -328,6 +335,7 @@ begin
     new.content := '';
     new.size_bytes := octet_length(new.content_bytes);
   end if;
+  new.parent := v_parent;
   if v_parent <> '/' then
     -- The common case without another call; see fusefs_lock_parent_v1.
     perform from agent_files
@@ -335,12 +343,27 @@ begin
     if not found then
       perform fusefs_lock_parent_v1(new.tenant_id, new.agent_id, new.path);
     end if;
+  else
+    -- Where there is a directory there is a namespace.
+    perform from agent_namespaces where tenant_id = new.tenant_id and agent_id = new.agent_id;
+    if not found then
+      insert into agent_namespaces (tenant_id, agent_id) values (new.tenant_id, new.agent_id) on conflict do nothing;
+    end if;
   end if;
   return new;
 end
 $$;
 create trigger fusefs_before_insert before insert on agent_files
   for each row execute function fusefs_before_insert_v1();
+
+create function fusefs_before_path_v1() returns trigger language plpgsql as $$
+begin
+  new.parent := fusefs_parent_v1(new.path);
+  return new;
+end
+$$;
+create trigger fusefs_before_path before update of path, parent on agent_files
+  for each row execute function fusefs_before_path_v1();
 
 -- Keeps (id, version) honest. A writer of ours brings a new write_id, so contents need comparing only
 -- for the others.
@@ -409,69 +432,69 @@ $$;
 create trigger fusefs_after_insert after insert on agent_files
   for each row execute function fusefs_after_insert_v1();
 
-create function fusefs_after_content_v1() returns trigger language plpgsql as $$
+-- Changes of content and of attributes. There is no WHEN: Postgres parses it again for each statement (a tenth of a commit).
+create function fusefs_after_update_v1() returns trigger language plpgsql as $$
 declare
   v_told boolean;
   v_state text;
-  v_rename boolean := new.write_op = 'rename';
+  v_rename boolean;
 begin
-  if new.version = old.version then
+  if new.version <> old.version then
+    v_rename := new.write_op = 'rename';
+    if old.write_op = 'claim' then
+      v_state := 'none';
+    elsif new.write_op = 'append' then
+      v_state := 'prefix';
+    elsif new.write_handle = old.write_handle and new.updated_at - old.updated_at < interval '60 s' then
+      v_state := 'coalesced';
+    elsif old.content_bytes is not null then
+      v_state := 'bytes';
+    else
+      v_state := 'text';
+    end if;
+    insert into agent_file_versions (tenant_id, agent_id, file_id, version, op, kind, path, old_path, size_bytes, mode,
+        updated_by, updated_session, write_id, old_state, old_size, old_content, old_bytes)
+      values (new.tenant_id, new.agent_id, new.id, new.version,
+        case when old.write_op = 'claim' then 'create' else new.write_op end,
+        new.kind, new.path, case when v_rename then fusefs_setting_v1('old_path') end, new.size_bytes, new.mode,
+        new.updated_by, new.updated_session, new.write_id, v_state, old.size_bytes,
+        case when v_state = 'text' then old.content end, case when v_state = 'bytes' then old.content_bytes end);
+    if v_rename then
+      return null;  -- fusefs_rename_v1 tells it
+    end if;
+  elsif new.path <> old.path or current_setting('fusefs.quiet', true) = 'on' then
     return null;
   end if;
-  if old.write_op = 'claim' then
-    v_state := 'none';
-  elsif new.write_op = 'append' then
-    v_state := 'prefix';
-  elsif new.write_handle = old.write_handle and new.updated_at - old.updated_at < interval '60 s' then
-    v_state := 'coalesced';
-  elsif old.content_bytes is not null then
-    v_state := 'bytes';
-  else
-    v_state := 'text';
-  end if;
-  insert into agent_file_versions (tenant_id, agent_id, file_id, version, op, kind, path, old_path, size_bytes, mode,
-      updated_by, updated_session, write_id, old_state, old_size, old_content, old_bytes)
-    values (new.tenant_id, new.agent_id, new.id, new.version,
-      case when old.write_op = 'claim' then 'create' else new.write_op end,
-      new.kind, new.path, case when v_rename then fusefs_setting_v1('old_path') end, new.size_bytes, new.mode,
-      new.updated_by, new.updated_session, new.write_id, v_state, old.size_bytes,
-      case when v_state = 'text' then old.content end, case when v_state = 'bytes' then old.content_bytes end);
-  if not v_rename then
-    v_told := fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new.path, null, new.id, new.kind, new.ino,
+  v_told := fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new.path, null, new.id, new.kind, new.ino,
     new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, old.size_bytes,
     new.size_bytes - old.size_bytes);
-  end if;
   return null;
 end
 $$;
-create trigger fusefs_after_content after update of content, content_bytes on agent_files
-  for each row execute function fusefs_after_content_v1();
+create trigger fusefs_after_update
+  after update of content, content_bytes, mode, uid, gid, mtime_ns, kind, ino on agent_files
+  for each row execute function fusefs_after_update_v1();
 
--- Moves and attribute changes by others. fusefs_rename_v1 checks and announces once for a whole tree.
-create function fusefs_after_attrs_v1() returns trigger language plpgsql as $$
+-- Moves by others. fusefs_rename_v1 checks and announces once for a whole tree.
+create function fusefs_after_path_v1() returns trigger language plpgsql as $$
 declare
   v_told boolean;
 begin
-  if new.path <> old.path then
-    perform fusefs_lock_parent_v1(new.tenant_id, new.agent_id, new.path);
-    if old.kind = 'dir' and exists (select from agent_files where tenant_id = old.tenant_id
-        and agent_id = old.agent_id and parent = old.path) then
-      raise exception 'a directory moves with what is in it' using errcode = 'FS005';
-    end if;
-    v_told := fusefs_announce_v1(new.tenant_id, new.agent_id, 'rename', new.path, old.path, new.id, new.kind, new.ino,
-    new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, old.version, 0);
-  else
-    v_told := fusefs_announce_v1(new.tenant_id, new.agent_id, 'put', new.path, null, new.id, new.kind, new.ino,
-    new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, old.size_bytes, 0);
+  if new.path = old.path then
+    return null;
   end if;
+  perform fusefs_lock_parent_v1(new.tenant_id, new.agent_id, new.path);
+  if old.kind = 'dir' and exists (select from agent_files where tenant_id = old.tenant_id
+      and agent_id = old.agent_id and parent = old.path) then
+    raise exception 'a directory moves with what is in it' using errcode = 'FS005';
+  end if;
+  v_told := fusefs_announce_v1(new.tenant_id, new.agent_id, 'rename', new.path, old.path, new.id, new.kind, new.ino,
+    new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, old.version, 0);
   return null;
 end
 $$;
-create trigger fusefs_after_attrs after update of path, mode, uid, gid, mtime_ns, kind, ino on agent_files
-  for each row
-  when ((old.path <> new.path or old.version = new.version)
-        and current_setting('fusefs.quiet', true) is distinct from 'on')
-  execute function fusefs_after_attrs_v1();
+create trigger fusefs_after_path after update of path on agent_files
+  for each row when (current_setting('fusefs.quiet', true) is distinct from 'on') execute function fusefs_after_path_v1();
 
 create function fusefs_after_delete_v1() returns trigger language plpgsql as $$
 declare
@@ -732,6 +755,6 @@ begin
   v_told := fusefs_announce_v1(d.tenant_id, d.agent_id, case when p_mode = 'exchange' then 'exchange' else 'rename' end,
     d.path, p_from, d.id, d.kind, d.ino, d.version, d.size_bytes, d.mode, d.uid, d.gid, d.mtime_ns, d.updated_at,
     d.updated_session, s.version, -v_replaced_size);
-  return query select d, s.version;
+  return query select d, s.version::int;
 end
 $$;
