@@ -484,9 +484,10 @@ begin
     return null;
   end if;
   perform fusefs_lock_parent_v1(new.tenant_id, new.agent_id, new.path);
-  if old.kind = 'dir' and exists (select from agent_files where tenant_id = old.tenant_id
-      and agent_id = old.agent_id and parent = old.path) then
-    raise exception 'a directory moves with what is in it' using errcode = 'FS005';
+  if old.kind = 'dir' then
+    if exists (select from agent_files where tenant_id = old.tenant_id and agent_id = old.agent_id and parent = old.path) then
+      raise exception 'a directory moves with what is in it' using errcode = 'FS005';
+    end if;
   end if;
   v_told := fusefs_announce_v1(new.tenant_id, new.agent_id, 'rename', new.path, old.path, new.id, new.kind, new.ino,
     new.version, new.size_bytes, new.mode, new.uid, new.gid, new.mtime_ns, new.updated_at, new.updated_session, old.version, 0);
@@ -502,13 +503,15 @@ declare
   v_op text := coalesce(fusefs_setting_v1('delete_op'), 'delete');
   v_keep boolean := old.write_op <> 'claim' and old.kind <> 'dir' and v_op = 'delete';
 begin
-  -- The agent itself is being deleted: its history goes too.
+  -- The agent itself is being deleted: its history goes too. First, since whoever does that may have no rights here.
   if not exists (select from agents where id = old.agent_id) then
     return null;
   end if;
-  if old.kind = 'dir' and exists (select from agent_files where tenant_id = old.tenant_id
-      and agent_id = old.agent_id and parent = old.path) then
-    raise exception 'the directory is not empty' using errcode = 'FS005';
+  -- An IF with a query in it starts the executor whatever stands before the query, so it is an IF of its own.
+  if old.kind = 'dir' then
+    if exists (select from agent_files where tenant_id = old.tenant_id and agent_id = old.agent_id and parent = old.path) then
+      raise exception 'the directory is not empty' using errcode = 'FS005';
+    end if;
   end if;
   if old.version > 0 then
     insert into agent_file_versions (tenant_id, agent_id, file_id, version, op, kind, path, old_path, size_bytes, mode,
