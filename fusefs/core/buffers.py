@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fusefs.db.pool import Attempt
-from fusefs.rules.model import Attrs
+from fusefs.rules.model import NO_ATTRS, Attrs
 
 _TICK_NS = 10_000_000
 
@@ -64,7 +64,7 @@ class Buffer:
         self.pending = False
         self.committing: int | None = None
         self.mtime_ns: int | None = None
-        self.attrs = Attrs()
+        self.attrs = NO_ATTRS
         self.unsettled: tuple[Attempt, Taken] | None = None
 
     @property

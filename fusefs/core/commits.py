@@ -23,7 +23,7 @@ from fusefs.core.session import Session
 from fusefs.core.tree import SUPERSEDED, UNCOMMITTED, Node
 from fusefs.db.pool import Attempt
 from fusefs.rules.errors import FsError, NotFound, OverQuota, RescueFailed, StaleVersion, TooLarge
-from fusefs.rules.model import CLAIMED, Attrs, Commit, NodeRow
+from fusefs.rules.model import CLAIMED, NO_ATTRS, Attrs, Commit, NodeRow
 from fusefs.rules.paths import Op
 from fusefs.store import files
 from fusefs.store.rescue import Rescued
@@ -260,7 +260,7 @@ class Commits:
             # What follows is appended to whatever others append meanwhile.
             buffer.continue_appending(len(data))
         if not buffer.uncommitted:
-            buffer.attrs = Attrs()
+            buffer.attrs = NO_ATTRS
         buffer.expected = done.version
         for handle in inode.handles:
             if handle.version == before:

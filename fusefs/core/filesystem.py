@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import copy
 import os
-import secrets
+import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import trio
@@ -33,25 +33,38 @@ _ABSENT_NAMES = 10_000
 """Missing names that the kernel may remember of one directory: each is to be found again."""
 
 
-class Guard:
-    """A lock that costs nothing while it is free: trio's own takes a round of the event loop each time."""
+def _random_numbers() -> Iterator[int]:
+    """Of 64 bits, 512 for each system call: one for each inode and handle would take a tenth of a listing."""
+    while True:
+        yield from struct.unpack("=512Q", os.urandom(4096))
 
-    __slots__ = ("_lock",)
+
+_numbers = _random_numbers()
+
+
+class Guard:
+    """A lock that costs nothing while it is free: trio's own takes a round of the event loop each time. First come,
+    first served."""
+
+    __slots__ = ("_held", "_waiting")
 
     def __init__(self) -> None:
-        self._lock: trio.Lock | None = None
+        self._held = False
+        self._waiting: trio.lowlevel.ParkingLot | None = None
 
     async def __aenter__(self) -> None:
-        if self._lock is None:
-            self._lock = trio.Lock()
-        try:
-            self._lock.acquire_nowait()
-        except trio.WouldBlock:
-            await self._lock.acquire()
+        if not self._held:
+            self._held = True
+            return
+        if self._waiting is None:
+            self._waiting = trio.lowlevel.ParkingLot()
+        await self._waiting.park()  # whoever leaves hands it over, held
 
     async def __aexit__(self, *_exc: object) -> None:
-        assert self._lock is not None
-        self._lock.release()
+        if self._waiting:
+            self._waiting.unpark()
+        else:
+            self._held = False
 
 
 class Inode:
@@ -105,7 +118,7 @@ class Inode:
         self.handles = _NO_HANDLES
         self.pinned: bytes | None = None
         self.absent: set[str] | None = None
-        self.generation = secrets.randbits(32)
+        self.generation = next(_numbers) >> 32
         self.lock = Guard()
 
     def remember_absent(self, name: str) -> bool:
@@ -213,7 +226,7 @@ class Handle:
         self.direct = False
         self.untold = False
         self.flushes = 0
-        self.serial = secrets.randbits(62)
+        self.serial = next(_numbers) >> 2
         self.created = False
         self.wrote = False
         self.names: list[str] | None = None

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import stat as stat_bits
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
 from typing import TypeVar
 
 from fusefs.core.attributes import Caller, now_ns
@@ -266,31 +265,35 @@ class Names:
     async def _remove_node(self, directory: Node, name: str, path: str, node: Node) -> None:
         if any(not child.committed for child in node.children.values()):
             raise NotEmpty(path=path)
-        async with AsyncExitStack() as commits:
-            # A commit under way ends first; one that waits finds an orphan.
-            inode = self.table.known(self._view, node.ino)
-            if inode is not None:
-                await commits.enter_async_context(inode.lock)
-                await self.io.commits.settle(inode)
-                await self.io.pin(inode)
-            version = await self._delete_row(directory, name, path, node) if node.committed else None
-            if version is None and node.gone:
-                return
-            node.removed_by = self._view
-            if version is not None:
-                self.ns.usage.add(-1, -node.size)
-                if node.version > 0 and node.kind is Kind.FILE:
-                    self.session.vacate(path, node.id, version)
-                else:
-                    self.session.left(path)
-                replaced = self.ns.tree.by_id.get(node.id)
-                if replaced is not None and replaced is not node:
-                    # Others renamed a file over it while we asked: the lineage that went is that file's by now.
-                    replaced.removed_by = self._view
-                    self.ns.tree.detach(replaced, version)
-                    self.ns.name_gone(directory, name, replaced)
-            if not node.gone:
-                self.ns.tree.detach(node, version)
+        inode = self.table.known(self._view, node.ino)
+        if inode is None:
+            await self._take_away(directory, name, path, node)
+            return
+        # A commit under way ends first; one that waits finds an orphan.
+        async with inode.lock:
+            await self.io.commits.settle(inode)
+            await self.io.pin(inode)
+            await self._take_away(directory, name, path, node)
+
+    async def _take_away(self, directory: Node, name: str, path: str, node: Node) -> None:
+        version = await self._delete_row(directory, name, path, node) if node.committed else None
+        if version is None and node.gone:
+            return
+        node.removed_by = self._view
+        if version is not None:
+            self.ns.usage.add(-1, -node.size)
+            if node.version > 0 and node.kind is Kind.FILE:
+                self.session.vacate(path, node.id, version)
+            else:
+                self.session.left(path)
+            replaced = self.ns.tree.by_id.get(node.id)
+            if replaced is not None and replaced is not node:
+                # Others renamed a file over it while we asked: the lineage that went is that file's by now.
+                replaced.removed_by = self._view
+                self.ns.tree.detach(replaced, version)
+                self.ns.name_gone(directory, name, replaced)
+        if not node.gone:
+            self.ns.tree.detach(node, version)
         self.ns.directory_changed(directory)
         self.ns.name_gone(directory, name, node, by=self._view)
         self.ns.attrs_changed(node, by=self._view)

@@ -82,6 +82,9 @@ class Attrs:
     mtime_ns: int | None = None
 
 
+NO_ATTRS = Attrs()
+
+
 @dataclass(frozen=True, slots=True)
 class Commit:
     """What a successful write left behind."""
