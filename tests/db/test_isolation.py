@@ -271,7 +271,6 @@ _RENAME = (
     " 4096, 64)"
 )
 WITHOUT_EFFECT = [
-    "select * from fusefs_delete_v1(%(b)s, %(b_agent)s, %(id)s, '/d/f', 'x', 's-1', %(new)s)",
     "select 1 from fusefs_touch_v1(%(b)s, %(b_agent)s, array[%(id)s]::uuid[], array[1::bigint << 62]) where false",
     "select 1 from fusefs_set_quotas_v1(%(b)s, %(b_agent)s, 0, 0) where false",
     "select 1 from fusefs_move_v1(%(b)s, %(b_agent)s, 'file', '/d/f', '/d/g') where false",

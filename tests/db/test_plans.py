@@ -38,18 +38,22 @@ class Grown:
         assert row is not None, path
         return uuid.UUID(str(row[0]))
 
-    def rows_read(self, name: str, *params: object) -> int:
-        """Run a statement of ours, undo it, and count the rows that it and its triggers read."""
+    def rows_read(self, name: str, *params: object, of: str = "r") -> int:
+        """Run a statement of ours, undo it, and count the rows that it and its triggers read: of tables (`of` is r), or
+        of contents that are kept apart (t)."""
         text = re.sub(r"\$(\d+)", lambda found: f"%(p{found[1]})s", query(name).text)
         values = {f"p{number}": value for number, value in enumerate((self.tenant, self.agent, *params), 1)}
         with self.conn.transaction(force_rollback=True):
-            before = self._read_so_far()
+            before = self._read_so_far(of)
             self.conn.execute(text.encode(), values, prepare=True)
-            return self._read_so_far() - before
+            return self._read_so_far(of) - before
 
-    def _read_so_far(self) -> int:
+    def _read_so_far(self, of: str) -> int:
         row = self.conn.execute(
-            "select sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint from pg_stat_xact_user_tables"
+            "select sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint"
+            " from pg_stat_xact_all_tables join pg_class on pg_class.oid = relid"
+            " where relkind = %s and schemaname in ('public', 'pg_toast')",
+            (of,),
         ).fetchone()
         assert row is not None
         return int(row[0])
@@ -178,6 +182,19 @@ def test_renames(grown: Grown, source: str, target: str, mode: str) -> None:
     over = grown.id_of(target) if target == "/few/f1" else None
     params = (grown.id_of(source), source, target, over, None, mode, *by(), 1024, 64)
     assert grown.rows_read("rename_node", *params) <= READS_AT_MOST
+
+
+@pytest.mark.parametrize("path", ["/large/f", "/large"])
+def test_a_rename_reads_no_content(grown: Grown, path: str) -> None:
+    text = "".join(str(uuid.uuid4()) for _ in range(3000))
+    with grown.conn.transaction(force_rollback=True):
+        grown.conn.execute(
+            "insert into agent_files (tenant_id, agent_id, path, content) values (%s, %s, '/large/f', %s)",
+            (grown.tenant, grown.agent, text),
+        )
+        params = (grown.id_of(path), path, f"{path}-moved", None, None, "", *by(), 1024, 64)
+        assert grown.rows_read("rename_node", *params, of="t") == 0
+        assert grown.rows_read("fetch_contents", [grown.id_of("/large/f")], of="t") > 0
 
 
 def test_deletes(grown: Grown) -> None:

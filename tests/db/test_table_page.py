@@ -111,7 +111,8 @@ def test_the_parent_is_kept_by_trigger(namespace: harness.Namespace) -> None:
         keys * 3,
     )
     namespace.execute("update agent_files set parent = '/else' where path = '/h'")
-    namespace.execute("update agent_files set path = '/d/g' where path = '/g'")
+    namespace.execute("update agent_files set parent = null where path = '/h'")
+    namespace.execute("update agent_files set path = '/d/g', parent = '/else' where path = '/g'")
     found = namespace.execute("select path, parent from agent_files where path ~ '^/[dh]' order by path")
     assert found == [("/d", "/"), ("/d/e", "/d"), ("/d/e/f", "/d/e"), ("/d/g", "/d"), ("/h", "/")]
 

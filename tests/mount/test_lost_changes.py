@@ -70,7 +70,7 @@ def test_removal_whose_announcement_came_before_its_doubt(
     (mounted.path / "f").write_bytes(b"text")
     os.stat(mounted.path / "f")
     line.refuse()
-    line.lose(answer=b"fusefs_delete_v1", all_of_it=False)
+    line.lose(answer=b"delete from agent_files", all_of_it=False)
     assert errno_of(lambda: os.unlink(mounted.path / "f")) == errno.EIO
     assert stored(namespace, "/f") is None, "it was applied"
     line.open()
@@ -178,7 +178,7 @@ def test_announcement_that_is_no_json_with_our_origin(
         (mounted.path / "f").write_bytes(b"text")
         origin = next(json.loads(one.payload)[0] for one in conn.notifies(timeout=5, stop_after=1))
         line.refuse()
-        line.lose(answer=b"fusefs_delete_v1", all_of_it=False)
+        line.lose(answer=b"delete from agent_files", all_of_it=False)
         assert errno_of(lambda: os.unlink(mounted.path / "f")) == errno.EIO
         line.open()
         conn.execute("select pg_notify(%s, %s)", (channel, f'["{origin}",'))

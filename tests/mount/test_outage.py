@@ -80,7 +80,7 @@ def test_removal_that_nobody_could_settle_is_seen(
     """It was applied, and its answer lost: the mount learns of it like of another's."""
     (mounted.path / "f").write_bytes(b"text")
     os.stat(mounted.path / "f")
-    line.lose(answer=b"fusefs_delete_v1")
+    line.lose(answer=b"delete from agent_files")
     with psycopg.connect(namespace.dsn, autocommit=True) as conn:
         # Every statement's text travels once only; a new connection sends it again.
         conn.execute(

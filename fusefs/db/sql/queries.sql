@@ -132,14 +132,17 @@ returning id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
   (extract(epoch from updated_at) * 1000000)::bigint * 1000 as ctime_ns, updated_session;
 
 -- name: delete_node
--- Delete one lineage; the trigger keeps its content in the history. No row: it is not at that path.
-select version, size_bytes from fusefs_delete_v1($1::uuid, $2::uuid, $3::uuid, $4, $5, $6, $7::uuid);
+-- Delete one lineage, at the path where the caller knows it; the trigger keeps its content in the history, with who, which
+-- session and write_id $7 of the settings. No row: it is not at that path.
+delete from agent_files
+where tenant_id = $1::uuid and agent_id is not distinct from $2::uuid and id = $3::uuid and path = $4
+  and set_config('fusefs.by', $5, true) || set_config('fusefs.session', $6, true)
+    || set_config('fusefs.delete_id', $7::uuid::text, true) is not null
+returning version + 1, size_bytes;
 
 -- name: rename_node
 -- rename(2): see fusefs_rename_v1.
-select (node).id, (node).path, (node).kind, (node).ino, (node).version, (node).size_bytes, (node).mode, (node).uid, (node).gid,
-  (node).mtime_ns, (extract(epoch from (node).updated_at) * 1000000)::bigint * 1000 as ctime_ns, (node).updated_session, moved
-from fusefs_rename_v1($1::uuid, $2::uuid, $3::uuid, $4, $5, $6::uuid, $7::int, $8, $9, $10, $11::uuid, $12::int,
+select * from fusefs_rename_v1($1::uuid, $2::uuid, $3::uuid, $4, $5, $6::uuid, $7::int, $8, $9, $10, $11::uuid, $12::int,
   $13::int);
 
 -- name: set_attrs

@@ -67,14 +67,14 @@ create table agent_sessions (
 -- keeps bit 39 for the files of its control directory, and the number of a session above bit 40.
 create sequence fusefs_ino as bigint minvalue 1024 maxvalue 549755813887 start 1024;
 
--- Who wrote a row or deletes it, for the triggers: set by the functions below for one transaction.
+-- Who wrote a row or deletes it, for the triggers: set by our statements for one transaction.
 create function fusefs_setting_v1(p_name text) returns text
   language sql stable parallel safe
   as $$ select nullif(current_setting('fusefs.' || p_name, true), '') $$;
 
 create function fusefs_parent_v1(p_path text) returns text
   language sql immutable parallel safe
-  as $$ select coalesce(nullif(left(p_path, length(p_path) - strpos(reverse(p_path), '/')), ''), '/') $$;
+  as $$ select greatest(left(p_path, -1 - length(split_part(p_path, '/', -1))), '/' collate "C") $$;
 
 create function fusefs_now_ns_v1() returns bigint
   language sql volatile
@@ -362,8 +362,11 @@ begin
   return new;
 end
 $$;
+-- Where the statement itself gives the right parent (the one of fusefs_parent_v1, a call of which would be parsed for each
+-- statement), as a directory's rename does for each row below it, there is nothing to start.
 create trigger fusefs_before_path before update of path, parent on agent_files
-  for each row execute function fusefs_before_path_v1();
+  for each row when (new.parent is distinct from greatest(left(new.path, -1 - length(split_part(new.path, '/', -1))), '/'))
+  execute function fusefs_before_path_v1();
 
 -- Keeps (id, version) honest. A writer of ours brings a new write_id, so contents need comparing only
 -- for the others.
@@ -555,22 +558,6 @@ $$;
 create trigger fusefs_purge_history after delete on agents
   for each row execute function fusefs_purge_history_v1();
 
--- Delete one node by lineage, at the path where the caller knows it. No row: it is not there. Raises FS005 for a
--- directory with entries.
-create function fusefs_delete_v1(
-  p_tenant uuid, p_agent uuid, p_id uuid, p_path text, p_by text, p_session text, p_write_id uuid
-) returns table (version int, size_bytes int) language plpgsql as $$
-declare
-  v_set text;
-begin
-  v_set := set_config('fusefs.by', p_by, true);
-  v_set := set_config('fusefs.session', p_session, true);
-  v_set := set_config('fusefs.delete_id', p_write_id::text, true);
-  return query delete from agent_files f where f.tenant_id = p_tenant and f.agent_id is not distinct from p_agent and f.id = p_id
-    and f.path = p_path returning f.version + 1, f.size_bytes;
-end
-$$;
-
 -- Raise the mtime of directories by id; never lowers one. One after the other: as a join it would read the whole
 -- tenant before the first ANALYZE.
 create function fusefs_touch_v1(p_tenant uuid, p_agent uuid, p_ids uuid[], p_mtimes_ns bigint[]) returns void
@@ -604,13 +591,14 @@ $$;
 create function fusefs_move_v1(p_tenant uuid, p_agent uuid, p_kind text, p_from text, p_to text) returns void
   language plpgsql as $$
 begin
-  update agent_files set path = p_to, updated_at = clock_timestamp()
+  update agent_files set path = p_to, parent = fusefs_parent_v1(p_to), updated_at = clock_timestamp()
     where tenant_id = p_tenant and agent_id = p_agent and path = p_from;
   if p_kind = 'dir' then
     -- Again until nothing is left: an insert that held its directory's lock when the first pass began is
     -- not in that pass's snapshot. New ones wait for the locks of the rows that moved.
     loop
-      update agent_files set path = p_to || substr(path, length(p_from) + 1)
+      update agent_files set
+          path = p_to || substr(path, length(p_from) + 1), parent = p_to || substr(parent, length(p_from) + 1)
         where tenant_id = p_tenant and agent_id = p_agent and path >= p_from || '/' and path < p_from || '0';
       exit when not found;
     end loop;
@@ -651,7 +639,11 @@ $$;
 create function fusefs_rename_v1(
   p_tenant uuid, p_agent uuid, p_source uuid, p_from text, p_to text, p_target uuid, p_expected int, p_mode text,
   p_by text, p_session text, p_write_id uuid, p_max_path int, p_max_depth int
-) returns table (node agent_files, moved int) language plpgsql as $$
+) returns table (
+  id uuid, path text, kind text, ino bigint, version int, size_bytes int, mode int, uid bigint, gid bigint, mtime_ns bigint,
+  ctime_ns bigint, updated_session text, moved int
+) language plpgsql as $$
+#variable_conflict use_column
 declare
   v_set text;
   v_told boolean;
@@ -659,9 +651,6 @@ declare
   s agent_files;
   d agent_files;
   v_parent text := fusefs_parent_v1(p_to);
-  v_from uuid;
-  v_to uuid;
-  v_id uuid;
   v_replaced boolean;
   v_replaced_size int := 0;
   v_spare text;
@@ -677,14 +666,12 @@ begin
   if v_parent <> '/' and v_parent <> fusefs_parent_v1(p_from) then
     perform fusefs_lock_parent_v1(p_tenant, p_agent, p_to);
   end if;
-  select id into v_from from agent_files where tenant_id = p_tenant and agent_id = p_agent and path = p_from;
-  select id into v_to from agent_files where tenant_id = p_tenant and agent_id = p_agent and path = p_to;
   -- In the order of ids, so that two renames in opposite directions do not deadlock.
-  foreach v_id in array array[least(v_from, v_to), greatest(v_from, v_to)] loop
-    select * into r from agent_files where tenant_id = p_tenant and id = v_id for update;
+  for r in select * from agent_files
+      where tenant_id = p_tenant and agent_id = p_agent and path = any (array[p_from, p_to]) order by id for update loop
     if r.path = p_from then
       s := r;
-    elsif r.path = p_to then
+    else
       d := r;
     end if;
   end loop;
@@ -742,7 +729,7 @@ begin
     if s.kind = 'dir' then
       perform fusefs_move_v1(p_tenant, p_agent, s.kind, p_from, p_to);
     else
-      update agent_files set path = p_to, updated_at = clock_timestamp()
+      update agent_files set path = p_to, parent = fusefs_parent_v1(p_to), updated_at = clock_timestamp()
         where tenant_id = p_tenant and id = s.id returning * into d;
     end if;
   end if;
@@ -758,6 +745,11 @@ begin
   v_told := fusefs_announce_v1(d.tenant_id, d.agent_id, case when p_mode = 'exchange' then 'exchange' else 'rename' end,
     d.path, p_from, d.id, d.kind, d.ino, d.version, d.size_bytes, d.mode, d.uid, d.gid, d.mtime_ns, d.updated_at,
     d.updated_session, s.version, -v_replaced_size);
-  return query select d, s.version::int;
+  -- Field by field: a row as a whole would bring its content along.
+  id := d.id; path := d.path; kind := d.kind; ino := d.ino; version := d.version; size_bytes := d.size_bytes;
+  mode := d.mode; uid := d.uid; gid := d.gid; mtime_ns := d.mtime_ns;
+  ctime_ns := (extract(epoch from d.updated_at) * 1000000)::bigint * 1000; updated_session := d.updated_session;
+  moved := s.version;
+  return next;
 end
 $$;
