@@ -247,7 +247,7 @@ def test_writes_into_another_tenant_are_refused(as_a: Daemon, tenants: Tenants, 
 
 
 def test_a_row_that_mixes_two_tenants_stays_with_the_one_that_is_set(as_a: Daemon, tenants: Tenants) -> None:
-    """The foreign key of a namespace's agent knows no tenant: such a row can be made, the writer's own mistake alone."""
+    """A namespace's foreign key to its agent knows no tenant: such a row can be made, by its writer's mistake alone."""
     as_a.run(
         "insert into agent_files (tenant_id, agent_id, path, content) values (%(a)s, %(b_agent)s, '/d/f', 'mixed')",
         tenants.params,
@@ -276,8 +276,8 @@ WITHOUT_EFFECT = [
     "select 1 from fusefs_move_v1(%(b)s, %(b_agent)s, 'file', '/d/f', '/d/g') where false",
     "select 1 from fusefs_check_depth_v1(%(b)s, %(b_agent)s, 'dir', '/d', '/e', 1, 1) where false",
     (
-        "select 1 from fusefs_announce_v1(%(b)s, %(b_agent)s, 'delete', '/d/f', null, %(id)s, 'file', 5000, 9, 0, 0, null,"
-        " null, 0, now(), 's-1', 0, -100) as told where told"
+        "select 1 from fusefs_announce_v1(%(b)s, %(b_agent)s, 'delete', '/d/f', null, %(id)s, 'file', 5000, 9, 0, 0,"
+        " null, null, 0, now(), 's-1', 0, -100) as told where told"
     ),
 ]
 REFUSED_CALLS = [
