@@ -18,7 +18,7 @@ import os
 import random
 import select
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,7 +102,8 @@ class Connection:
 
     Attributes: `backend`, `server_version` (150004 for 15.4), `trips` (round trips so far), `busy_since`
     (trio's time at which the statement in progress was sent, or None), `deadline` (trio's time at which the
-    pool gives the statement in progress up), `timeline` (the server's, which a failover changes; None: unknown).
+    pool gives the statement in progress up), `timeline` (the server's, which a failover changes; None: unknown),
+    `wait_in_place` (see `Database.wait_in_place`).
     """
 
     __slots__ = (
@@ -119,6 +120,7 @@ class Connection:
         "server_version",
         "timeline",
         "trips",
+        "wait_in_place",
     )
 
     def __init__(
@@ -138,6 +140,7 @@ class Connection:
         self.trips = 0
         self.busy_since: float | None = None
         self.deadline = math.inf
+        self.wait_in_place: Callable[[int], bool] | None = None
 
     @classmethod
     async def open(
@@ -332,9 +335,12 @@ class Connection:
         while pgconn.flush():
             await trio.lowlevel.wait_writable(fd)
         results: list[pq.abc.PGresult] = []
+        wait_in_place = self.wait_in_place
         while True:
             while pgconn.is_busy():
-                await trio.lowlevel.wait_readable(fd)
+                if wait_in_place is None or not wait_in_place(fd):
+                    wait_in_place = None
+                    await trio.lowlevel.wait_readable(fd)
                 pgconn.consume_input()
             result = pgconn.get_result()
             if result is None:  # the end of one command's results

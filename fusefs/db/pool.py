@@ -204,6 +204,8 @@ class Database:
 
     Attributes:
         on_event: told by `store/` of each change that this program committed, in place; it must not block.
+        wait_in_place: called with the descriptor of a connection that awaits an answer; it may wait a moment for that
+            where nothing else is to be done, and returns whether it is there; otherwise the task waits.
     """
 
     def __init__(
@@ -218,6 +220,7 @@ class Database:
         relaxed: bool,
     ) -> None:
         self.on_event: Callable[[FileEvent], None] | None = None
+        self.wait_in_place: Callable[[int], bool] | None = None
         self._dsn = dsn
         self._origin = origin
         self._role = role
@@ -306,6 +309,7 @@ class Database:
                         conn = await self._acquire()
                 if conn is not None:
                     conn.deadline = backoff.deadline
+                    conn.wait_in_place = self.wait_in_place
                     attempt.backend = conn.backend
                     try:
                         rows = await conn.run(query, params, tenant_id)
@@ -396,6 +400,7 @@ class Database:
 
     async def _once(self, tenant_id: str | None, query: Query, params: Sequence[Param]) -> list[Row]:
         conn = await self._acquire()
+        conn.wait_in_place = self.wait_in_place
         try:
             return await conn.run(query, params, tenant_id)
         finally:

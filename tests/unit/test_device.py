@@ -4,6 +4,7 @@ ours, which keeps the bounds of messages as /dev/fuse does."""
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -124,6 +125,33 @@ async def test_other_tasks_have_their_turn_while_requests_never_end(kernel: Kern
             for _ in range(10):
                 await trio.sleep(0)
         nursery.cancel_scope.cancel()
+
+
+async def test_an_answer_is_waited_for_in_place_where_nothing_else_is_to_be_done(kernel: Kernel) -> None:
+    reader, writer = os.pipe()
+    door = Door(kernel)
+    door.waits = {2: trio.Event()}
+    try:
+        assert not kernel.device.wait_in_place(reader), "nothing comes"
+        os.write(writer, b"answer")
+        assert kernel.device.wait_in_place(reader)
+        os.read(reader, 6)
+        kernel.ask(1)
+        assert not kernel.device.wait_in_place(reader), "a request is there to be answered"
+        os.write(writer, b"answer")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(kernel.device.serve, door.answer)
+            assert await kernel.answer() == (1, 0)
+            kernel.ask(2)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not kernel.device.wait_in_place(reader), "whoever waits would have to wait for this, too"
+            door.waits[2].set()
+            assert await kernel.answer() == (2, 0)
+            kernel.device.stop()
+        assert not kernel.device.wait_in_place(reader), "the mount ends"
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 async def test_cancelled_tasks_end(kernel: Kernel) -> None:
