@@ -11,17 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import trio
 
-from fusefs.core.tree import Node
+from fusefs.core.tree import Node, Tree
+from fusefs.db.pool import Database
 from fusefs.rules.errors import NotFound, StaleVersion
 from fusefs.rules.model import Kind
+from fusefs.rules.scope import Scope
 from fusefs.store import files
-
-if TYPE_CHECKING:
-    from fusefs.core.namespace import Namespace
 
 _ATTEMPTS = 8
 _WALK = 2
@@ -34,6 +33,18 @@ _SCANNED = 20_000
 """Entries of a directory that are looked through for the next ones; in a larger one nothing is loaded ahead."""
 
 
+class Mirrored(Protocol):
+    """Whose directories are loaded: a `Namespace`."""
+
+    db: Database
+    scope: Scope
+    tree: Tree
+    live: bool
+    era: int
+
+    async def barrier(self) -> None: ...
+
+
 class Loader:
     """Loads the directories of one namespace.
 
@@ -41,7 +52,7 @@ class Loader:
         fill: takes a listing into the mirror.
     """
 
-    def __init__(self, ns: Namespace, fill: Callable[[Node, files.Listing], None], max_nodes: int) -> None:
+    def __init__(self, ns: Mirrored, fill: Callable[[Node, files.Listing], None], max_nodes: int) -> None:
         self._ns = ns
         self._fill = fill
         self._looks_ahead = max_nodes >= _ROOMY
