@@ -185,7 +185,7 @@ class Commits:
                 if parent is None or not await ns.follow_move(parent, parent.path) or node.gone:
                     raise StaleVersion("its directory was deleted by others", path=path) from None
             except StaleVersion:
-                if not (buffer.appends_only and handle.append):
+                if not (buffer.appends_only and handle.joins):
                     raise
                 try:
                     row = await files.stat(ns.db, scope, node.path)
@@ -256,7 +256,7 @@ class Commits:
         node.mode = node.mode if stored.mode is None else stored.mode
         node.uid = node.uid if stored.uid is None else stored.uid
         node.gid = node.gid if stored.gid is None else stored.gid
-        if buffer.whole and buffer.appends_only and any(handle.append for handle in inode.writers):
+        if buffer.whole and buffer.appends_only and any(handle.append for handle in inode.changers):
             # What follows is appended to whatever others append meanwhile.
             buffer.continue_appending(len(data))
         if not buffer.uncommitted:
@@ -322,7 +322,7 @@ class Commits:
             if other.wrote:
                 other.failed = error
                 other.kept = data is not None
-            elif other.writable and other.failed is None and buffer is not None and buffer.pending:
+            elif other.changes and other.failed is None and buffer is not None and buffer.pending:
                 other.failed = error  # its truncation goes with the buffer, and nothing may be written without it
         telemetry.counters.conflicts += 1
         if data is not None and buffer is not None and buffer.whole and len(buffer.data) > len(data):
@@ -383,7 +383,7 @@ class Commits:
             node, buffer = inode.node, inode.buffer
             if buffer is None or not buffer.uncommitted:
                 return
-            if handle is not None and any(other is not handle for other in inode.writers):
+            if handle is not None and any(other is not handle for other in inode.changers):
                 return  # opened meanwhile: its close tries again
             path = node.path
             attrs = replace(buffer.attrs, mtime_ns=now_ns() if buffer.mtime_ns is None else buffer.mtime_ns)
@@ -393,7 +393,7 @@ class Commits:
                 path,
                 node.id if node.committed else None,
                 buffer.expected if buffer.whole else None,
-                append=not buffer.whole or (buffer.appends_only and any(each.append for each in inode.writers)),
+                append=not buffer.whole or (buffer.appends_only and any(each.append for each in inode.changers)),
                 created=handle is not None and handle.created,
                 write_id=None if attempt is None else attempt.write_id,
                 backend=None if backend is None else (backend.pid, backend.started_us),

@@ -143,8 +143,8 @@ class Inode:
         return self.node.version if self.told is None else self.told
 
     @property
-    def writers(self) -> Iterable[Handle]:
-        return (handle for handle in self.handles if handle.writable)
+    def changers(self) -> Iterable[Handle]:
+        return (handle for handle in self.handles if handle.changes)
 
 
 _NO_HANDLES: set[Handle] = set()
@@ -181,6 +181,10 @@ class Handle:
         direct: the kernel reads and writes past its pages, so that nothing of a mapping comes through it.
         serial: identifies the handle in `write_handle`.
         created: this handle made the file.
+        changes: its close may have something to commit: it writes, or its open made or emptied the file (flock(1) makes
+            its file by O_RDONLY | O_CREAT).
+        joins: where others made the file first, theirs will do: what it writes is appended, or it wanted only that the
+            file is there.
         calm: the inode's count of voids at the open; None: the kernel may have been about to drop what it knows, or the
             handle does not read. While the count is the same, what is served is what the process gets, whole: the
             kernel throws attributes away that it asked for before such a call and got after it (measured), and cuts
@@ -194,12 +198,14 @@ class Handle:
     __slots__ = (
         "append",
         "calm",
+        "changes",
         "created",
         "direct",
         "failed",
         "fh",
         "flushes",
         "inode",
+        "joins",
         "kept",
         "names",
         "readable",
@@ -218,6 +224,8 @@ class Handle:
         self.readable = access != os.O_WRONLY
         self.writable = access != os.O_RDONLY
         self.append = bool(flags & os.O_APPEND)
+        self.changes = self.writable or bool(flags & os.O_TRUNC)
+        self.joins = self.append or not self.changes
         self.version = inode.node.version
         self.size_at_open = inode.node.size
         self.failed: FsError | None = None

@@ -170,7 +170,7 @@ class FileIo:
         buffer.mtime_ns = inode.node.mtime_ns
         inode.kernel_version = inode.node.version
         handle = Handle(inode, flags)
-        handle.created = True
+        handle.created = handle.changes = True
         if expected is not None:
             handle.version = expected
         self.table.open(handle)
@@ -376,7 +376,7 @@ class FileIo:
             try:
                 await self.commits.commit(inode, by)
             except FsError:
-                if not any(inode.writers):
+                if not any(inode.changers):
                     inode.buffer = None  # the call failed, and nobody else wrote: nothing is left to commit
                 raise
 
@@ -388,7 +388,7 @@ class FileIo:
         that a write met was told by that write."""
         self._tell_failed(handle)
         buffer = handle.inode.buffer
-        if handle.failed is not None or buffer is None or not handle.writable:
+        if handle.failed is not None or buffer is None or not handle.changes:
             return
         if buffer.pending and not (buffer.dirty or buffer.committing is not None):
             handle.flushes += 1
@@ -420,8 +420,8 @@ class FileIo:
         try:
             buffer = inode.buffer
             # Also by a handle that failed, if it is the last: the bytes are another's, whose close failed.
-            last = not any(other is not handle for other in inode.writers)
-            if handle.writable and buffer is not None and buffer.uncommitted and (last or handle.failed is None):
+            last = not any(other is not handle for other in inode.changers)
+            if handle.changes and buffer is not None and buffer.uncommitted and (last or handle.failed is None):
                 await self.commits.commit(inode, handle)
         except StaleVersion:
             pass  # told by `Commits.lose`
@@ -429,7 +429,7 @@ class FileIo:
             await self.commits.give_up(inode, handle, error)
         finally:
             self.table.close(handle)
-            if not any(inode.writers) and inode.buffer is not None and not inode.buffer.uncommitted:
+            if not any(inode.changers) and inode.buffer is not None and not inode.buffer.uncommitted:
                 inode.buffer = None
             if not inode.handles:
                 inode.pinned = None

@@ -209,7 +209,7 @@ class Namespace:
         inodes = self.inodes_of(node)
         buffers = [inode.buffer for inode in inodes if inode.buffer is not None]
         appends = bool(buffers) and all(buffer.appends_only and buffer.whole for buffer in buffers)
-        if appends and all(handle.append for inode in inodes for handle in inode.writers):
+        if appends and all(handle.joins for inode in inodes for handle in inode.changers):
             if any(buffer.committing is not None for buffer in buffers):
                 return  # that commit meets the row, and does the same
             self.become(node, row)

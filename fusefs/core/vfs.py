@@ -305,7 +305,7 @@ class SessionFs(Filesystem):
 
     async def commit(self, inode: Inode) -> None:
         if inode.buffer is not None and inode.buffer.uncommitted:
-            writer = next(iter(inode.writers), None) or Handle(inode, os.O_RDWR)
+            writer = next(iter(inode.changers), None) or Handle(inode, os.O_RDWR)
             await self.io.commits.commit(inode, writer)
 
     def went_back(self, node: Node) -> None:

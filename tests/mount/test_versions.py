@@ -465,6 +465,32 @@ def test_empty_files_are_stored(duo: Duo) -> None:
     assert duo.files.superseded("f") == [b"text\n"]
 
 
+def test_what_an_open_without_writing_makes_or_empties_is_stored(duo: Duo) -> None:
+    """flock(1) makes its file by O_RDONLY | O_CREAT; O_RDONLY | O_TRUNC empties one."""
+    duo.a.ok("echo text > f; flock g true")
+    for name, flags in (("f", os.O_TRUNC), ("h", os.O_CREAT | os.O_TRUNC), ("i", os.O_CREAT | os.O_EXCL)):
+        os.close(os.open(duo.a / name, os.O_RDONLY | flags))
+    for name in ("f", "g", "h", "i"):
+        eventually(lambda name=name: duo.files.content(name) == b"", f"{name} is stored empty")
+        eventually(lambda name=name: (duo.b / name).read_bytes() == b"", f"session b sees {name}")
+        assert duo.files.identity(name)[1] == (2 if name == "f" else 1)
+    assert duo.files.superseded("f") == [b"text\n"]
+
+
+def test_two_sessions_make_a_lock_file_at_once(duo: Duo) -> None:
+    """Who wanted only that it is there takes the one that others made first: nothing of its own is lost."""
+    mine = os.open(duo.a / "lock", os.O_RDONLY | os.O_CREAT)
+    theirs = os.open(duo.b / "lock", os.O_RDONLY | os.O_CREAT)
+    os.close(mine)
+    eventually(lambda: duo.files.content("lock") == b"", "it is stored")
+    os.close(theirs)
+    duo.a.ok("echo text > lock")
+    eventually(lambda: (duo.b / "lock").read_text() == "text\n", "session b has the same file")
+    assert [entry[0] for entry in duo.files.history("lock")] == ["create", "write"]
+    assert not duo.files.conflicts("lock")
+    assert not duo.b.errors("lock")
+
+
 # Appends
 
 
