@@ -20,6 +20,7 @@ from typing import Any
 
 import trio
 
+from fusefs import telemetry
 from fusefs.fuse import protocol
 from fusefs.fuse.protocol import Request
 
@@ -35,6 +36,11 @@ _IN_PLACE_MS = 2
 """How long the thread itself waits for an answer of Postgres while no request waits for anything and none comes. Two
 switches of tasks and two registrations with epoll take a tenth of a commit."""
 _CORES = len(os.sched_getaffinity(0))
+
+_NOBODYS_LOSS = (0, errno.ENOENT, errno.ENODEV, errno.ECONNABORTED)
+"""What an answer may meet: taken; the kernel has given the request up, or the mount has gone."""
+
+_log = telemetry.get_logger()
 
 Answer = Callable[[Request], Coroutine[Any, Any, None]]
 
@@ -74,23 +80,36 @@ class Device:
 
     def close(self) -> None:
         """Let go of the kernel: what still waits for an answer gets ENOTCONN."""
-        os.close(self._fd)
+        self._ended = True
+        fd, self._fd = self._fd, -1  # what is told late must not get into another file of this number
+        os.close(fd)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the kernel still sends requests: neither unmounted nor aborted."""
+        poll = select.poll()
+        poll.register(self._fd, 0)
+        return not poll.poll(0)
 
     def reply(self, unique: int, body: bytes = b"") -> None:
-        """Answer a request."""
-        self._write(protocol.answer(unique, body))
+        """Answer a request. An answer that the kernel does not take, as one longer than it asked for, is a fault of
+        ours: it is logged, and the request gets EIO."""
+        number = self._write(protocol.answer(unique, body))
+        if number not in _NOBODYS_LOSS:
+            _log.error("fuse.answer_not_taken", error=errno.errorcode.get(number, "?"), bytes=len(body))
+            self.refuse(unique, errno.EIO)
 
     def refuse(self, unique: int, number: int) -> None:
         """Answer a request with an errno."""
         self._write((protocol.refusal(unique, number),))
 
-    def _write(self, parts: Sequence[bytes]) -> None:
-        """One that the kernel has given up, or whose mount has gone, is nobody's loss."""
+    def _write(self, parts: Sequence[bytes]) -> int:
+        """Returns the errno, 0 for success: an exception would end the mount."""
         try:
             os.writev(self._fd, parts)
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENODEV, errno.ECONNABORTED):
-                raise
+            return error.errno or errno.EIO
+        return 0
 
     def notify(self, notice: bytes) -> None:
         """Tell the kernel something unasked; it may wait for requests under way. Raises OSError: ENOENT for an inode

@@ -76,7 +76,7 @@ def _opened(opened: Opened) -> bytes:
     flags = protocol.KEEP_CACHE if opened.keep_cache else 0
     if opened.direct_io:
         flags |= protocol.DIRECT_IO
-    if not opened.handle.writable:
+    if not opened.handle.changes:
         flags |= protocol.NOFLUSH  # its close has nothing to commit
     return protocol.open_out(opened.handle.fh, flags)
 
@@ -271,7 +271,10 @@ class Operations:
 
     async def readlink(self, request: Request) -> bytes:
         found = self._inode(request.nodeid)
-        return await found.owner.readlink(found)
+        target = await found.owner.readlink(found)
+        if len(target) > protocol.TARGET_MAX:
+            raise Refused(errno.ENAMETOOLONG)  # a row of others' making: symlink(2) refuses it
+        return target
 
     async def access(self, request: Request) -> bytes:
         """access(2) and chdir(2); asked only where root alone gets in (see `serving`), whom no mode stops but
@@ -357,21 +360,28 @@ class Operations:
         owner = directory.owner
         if start == 0 or handle.names is None:
             handle.names = await owner.list_names(directory)
-        entries = []
-        for position in range(start, len(handle.names)):
-            name = handle.names[position]
-            raw = name.encode()
-            size_of_entry = protocol.direntplus_size(raw)
-            if size_of_entry > size:
-                break
-            inode = await owner.entry(directory, name)
-            if inode is None:
-                continue
-            size -= size_of_entry
-            entries.append(protocol.direntplus(raw, position + 1, inode.owner.stat(inode)))
-            inode.told = inode.node.version
-            inode.lookups += 1
-        return b"".join(entries)
+        entries: list[tuple[bytes, int, Inode]] = []
+        try:
+            for position in range(start, len(handle.names)):
+                name = handle.names[position]
+                raw = name.encode()
+                size_of_entry = protocol.direntplus_size(raw)
+                if size_of_entry > size:
+                    break
+                inode = await owner.entry(directory, name)
+                if inode is None:
+                    continue
+                size -= size_of_entry
+                inode.lookups += 1
+                entries.append((raw, position + 1, inode))
+        except BaseException:
+            for _, _, inode in entries:
+                self._table.forget(inode.kino, 1)  # the kernel never hears of it
+            raise
+        # Only now, since an entry may have been waited for: the kernel could not yet be told what changed meanwhile.
+        for _, _, inode in entries:
+            _note_told(inode)
+        return b"".join([protocol.direntplus(raw, after, inode.owner.stat(inode)) for raw, after, inode in entries])
 
     async def releasedir(self, request: Request) -> bytes:
         return await self.release(request)

@@ -24,6 +24,8 @@ READ_SIZE = MAX_WRITE + 4096
 BLOCK = 512
 IO_BLOCK = 4096
 NAME_MAX = 255
+TARGET_MAX = 4095
+"""Bytes of a symlink's target that the kernel takes."""
 
 
 class Opcode(IntEnum):

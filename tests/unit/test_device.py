@@ -3,6 +3,7 @@ ours, which keeps the bounds of messages as /dev/fuse does."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -13,12 +14,15 @@ import pytest
 import trio
 import trio.testing
 
-from fusefs.core.filesystem import InodeTable
+from fusefs.core.attributes import Stat
+from fusefs.core.filesystem import Filesystem, Inode, InodeTable
+from fusefs.core.tree import Node
 from fusefs.fuse import protocol
 from fusefs.fuse.device import Device
 from fusefs.fuse.operations import Operations
 from fusefs.fuse.protocol import Opcode, Request
 from fusefs.rules.errors import NotFound
+from fusefs.rules.model import Kind
 from tests.unit.test_notify import WAIT_S
 
 
@@ -43,7 +47,8 @@ class Kernel:
 
     def close(self) -> None:
         self._end.close()
-        self.device.close()
+        with contextlib.suppress(OSError):  # a test has closed it
+            self.device.close()
 
 
 @pytest.fixture
@@ -205,6 +210,102 @@ async def test_no_exception_leaves_an_answer(kernel: Kernel, opcode: Opcode, err
     operations = Operations(kernel.device, broken, broken, xattr=False)
     await operations.answer(Request(7, opcode, protocol.ROOT, 0, 0, bytes(128) + b"a\0b\0"))
     assert await kernel.answer() == (7, number)
+
+
+async def test_an_answer_that_the_kernel_does_not_take_is_an_error_of_the_request(kernel: Kernel) -> None:
+    """It ended the mount: a READLINK whose row, made by plain SQL, has more than the kernel takes."""
+
+    class TooLong(Broken):
+        async def space(self) -> Any:
+            return None
+
+    found: Any = TooLong(RuntimeError())
+    operations = Operations(kernel.device, found, found, xattr=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(protocol, "statfs_out", lambda _space: bytes(1 << 24))  # more than a socket's buffer
+        await operations.answer(Request(7, Opcode.STATFS, protocol.ROOT, 0, 0, b""))
+    assert await kernel.answer() == (7, errno.EIO)
+
+
+async def test_what_is_told_after_the_end_reaches_no_other_file(kernel: Kernel) -> None:
+    """A thread that tells the kernel something may come to it when the device is closed, and its number another's."""
+    kernel.device.close()
+    other = os.open("/dev/null", os.O_WRONLY)
+    try:
+        with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+            kernel.device.notify(b"notice")
+    finally:
+        os.close(other)
+
+
+class Directory(Filesystem):
+    """One whose second entry has to be waited for."""
+
+    def __init__(self, table: InodeTable, names: list[str]) -> None:
+        super().__init__(table)
+        nodes = {name: Node(name, Kind.FILE, ino, name, None) for ino, name in enumerate(names, 2)}
+        self.children = {name: table.obtain(self, node) for name, node in nodes.items()}
+        self.root = table.obtain(self, Node("root", Kind.DIR, protocol.ROOT, "", None))
+        self.root.lookups = 1
+        self.waits, self.goes_on = trio.Event(), trio.Event()
+        self.error: Exception | None = None
+
+    def stat(self, inode: Inode) -> Stat:
+        return Stat(inode.kino, 0, 0o644, 1, 0, 0, inode.node.size, 0, 0, 0, 1, 1)
+
+    async def list_names(self, inode: Inode) -> list[str]:
+        return [*self.children]
+
+    async def entry(self, parent: Inode, name: str) -> Inode | None:
+        if name == [*self.children][1]:
+            self.waits.set()
+            await self.goes_on.wait()
+            if self.error is not None:
+                raise self.error
+        return self.children[name]
+
+
+@pytest.fixture
+async def listed() -> tuple[Directory, Operations, Request]:
+    """A directory, and a request that lists it."""
+    table = InodeTable()
+    directory = Directory(table, ["a", "b"])
+    operations = Operations(Any, table, None, xattr=False)  # type: ignore[arg-type]
+    fh = (await directory.opendir(directory.root)).fh
+    body = protocol.READ_IN.pack(fh, 0, 4096, 0, 0, 0, 0)
+    return directory, operations, Request(1, Opcode.READDIRPLUS, protocol.ROOT, 0, 0, body)
+
+
+async def test_a_listing_tells_attributes_as_they_are_at_its_end(listed: tuple[Directory, Operations, Request]) -> None:
+    """What changes while an entry is waited for cannot be told to a kernel that does not know the inode yet."""
+    directory, operations, request = listed
+    found = b""
+
+    async def ask() -> None:
+        nonlocal found
+        found = await operations.readdir(request)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await directory.waits.wait()
+        first = directory.children["a"]
+        first.node.size, first.node.version = 77, 5
+        directory.goes_on.set()
+    assert found == b"".join(
+        protocol.direntplus(name.encode(), position, directory.stat(inode))
+        for position, (name, inode) in enumerate(directory.children.items(), 1)
+    )
+    assert [inode.lookups for inode in directory.children.values()] == [1, 1]
+    assert directory.children["a"].told == 5
+
+
+async def test_entries_of_a_listing_that_fails_are_not_held(listed: tuple[Directory, Operations, Request]) -> None:
+    directory, operations, request = listed
+    directory.error = NotFound("x")
+    directory.goes_on.set()
+    with pytest.raises(NotFound):
+        await operations.readdir(request)
+    assert [inode.lookups for inode in directory.children.values()] == [0, 0]
 
 
 async def test_what_nobody_handles_is_not_asked_again(kernel: Kernel) -> None:
