@@ -35,9 +35,9 @@ import trio
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from fusefs.cli.processes import abort_connection
 from fusefs.db import embedded
 from fusefs.db.pool import open_database
+from fusefs.fuse.mounting import abort_connection
 from fusefs.rules.errors import FsError
 from fusefs.rules.paths import RESERVED
 from fusefs.store import check
@@ -262,7 +262,7 @@ def command_environment(suite_dir: Path, dsn: str | None = None) -> dict[str, st
 
 _WATCHDOG = """
 import os, select, sys
-from fusefs.cli.processes import abort_connection
+from fusefs.fuse.mounting import abort_connection
 seconds, *mounts = sys.argv[1:]
 os.write(1, b"r")
 while os.read(0, 1):

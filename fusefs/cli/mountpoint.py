@@ -129,7 +129,9 @@ def clear(mountpoint: str, connection: int, record: registry.Record | None) -> N
 
     Raises MountFailed when it cannot be unmounted.
     """
-    processes.abort_connection(connection, mountpoint)
+    from fusefs.fuse import mounting
+
+    mounting.abort_connection(connection, mountpoint)
     if record is not None and record.alive:
         os.kill(record.pid, signal.SIGKILL)
         processes.wait_gone(record.pid, record.process_start, END_TIMEOUT_S)

@@ -9,7 +9,6 @@ Threading: plain blocking calls; `read_with_timeout` forks and must be called wi
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import select
@@ -18,9 +17,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-FUSECTL = Path("/sys/fs/fuse/connections")
-MNT_FORCE = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,17 +187,3 @@ def _drain(reader: int, deadline: float) -> bytes:
         if not part:
             return b"".join(parts)
         parts.append(part)
-
-
-def abort_connection(number: int, mountpoint: str) -> None:
-    """Abort a FUSE connection: every request that waits for its daemon fails, and so do later ones.
-
-    Does nothing for a connection that is gone. Where fusectl is not mounted, a forced umount2(2) by root does
-    the same, and unmounts too when nothing holds the mount.
-    """
-    try:
-        (FUSECTL / str(number) / "abort").write_text("1", encoding="ascii")
-    except (FileNotFoundError, PermissionError):
-        if os.geteuid() == 0:
-            # What it answers does not matter: the abort comes before the check for "busy".
-            ctypes.CDLL(None, use_errno=True).umount2(os.fsencode(mountpoint), MNT_FORCE)

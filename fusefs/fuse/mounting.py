@@ -1,6 +1,7 @@
 """Mounting and unmounting.
 
-Decided here and only here: how a mount is made (root by mount(2), others by `fusermount3`), how `nosymfollow` is set
+Decided here and only here: how a mount is made (root by mount(2), others by `fusermount3`), how its connection is
+aborted, how `nosymfollow` is set
 (agents choose what their symlinks say, so an administrator's view and a host's own view must not follow them), and
 whether a mount is still ours.
 
@@ -19,7 +20,8 @@ from fusefs.rules.errors import MountFailed
 
 # <linux/mount.h>
 _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND, _MS_NOSYMFOLLOW, _MS_RDONLY = 2, 4, 32, 4096, 256, 1
-_MNT_DETACH = 2
+_MNT_FORCE, _MNT_DETACH = 1, 2
+_FUSECTL = "/sys/fs/fuse/connections"
 _HELPER = "fusermount3"
 _NAME = "fusefs"
 
@@ -73,6 +75,21 @@ def _mount_by_helper(mountpoint: str, options: set[str], *, read_only: bool) -> 
     (fd,) = descriptors
     os.set_inheritable(fd, False)
     return fd
+
+
+def abort_connection(number: int, mountpoint: str | None) -> None:
+    """Abort a FUSE connection: every request that waits for its daemon fails, and so do later ones.
+
+    Does nothing for a connection that is gone. Where fusectl is not mounted, a forced umount2(2) by root does
+    the same, and unmounts too when nothing holds the mount; not with None for the mount point.
+    """
+    try:
+        with open(f"{_FUSECTL}/{number}/abort", "w", encoding="ascii") as file:
+            file.write("1")
+    except (FileNotFoundError, PermissionError):
+        if os.geteuid() == 0 and mountpoint is not None:
+            # What it answers does not matter: the abort comes before the check for "busy".
+            _libc.umount2(os.fsencode(mountpoint), _MNT_FORCE)
 
 
 def unmount(mountpoint: str) -> None:

@@ -16,6 +16,7 @@ from fusefs.core.mounted import Mounted
 from fusefs.fuse import mounting
 from fusefs.fuse.device import Device
 from fusefs.fuse.operations import Operations
+from fusefs.rules.errors import MountFailed
 
 
 class KernelMount:
@@ -44,7 +45,12 @@ class KernelMount:
         self.device = Device(mounting.mount(mountpoint, options, read_only=settings.read_only))
         self._operations = Operations(self.device, mounted.table, root, xattr=settings.xattr)
         if nosymfollow and os.geteuid() == 0:
-            mounting.forbid_symlinks(mountpoint, read_only=settings.read_only)
+            try:
+                mounting.forbid_symlinks(mountpoint, read_only=settings.read_only)
+            except MountFailed:
+                self.device.close()
+                mounting.unmount(mountpoint)
+                raise
 
     async def serve(self) -> None:
         """Answer requests until unmounted or stopped."""
@@ -61,8 +67,13 @@ class KernelMount:
 
     def close(self, *, unmount: bool) -> None:
         """Let go of the kernel; with `unmount`, of the mount point too, if it is still ours."""
-        ours = unmount and mounting.is_mounted(self._mountpoint, self.connection)
-        # First, so that nothing that holds the mount is waited for.
+        if self.device.connected and self.connection:
+            # A thread that tells the kernel to drop a name waits for the directory's lock, which a process holds that
+            # waits for an answer. It keeps the device open, beyond the end of this process: both would wait for ever.
+            mounting.abort_connection(self.connection, self._mountpoint if unmount and self._is_ours() else None)
         self.device.close()
-        if ours:
+        if unmount and self._is_ours():
             mounting.unmount(self._mountpoint)
+
+    def _is_ours(self) -> bool:
+        return mounting.is_mounted(self._mountpoint, self.connection)

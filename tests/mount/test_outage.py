@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import time
 from pathlib import Path
 
 import psycopg
@@ -13,7 +15,7 @@ from tests import harness
 from tests.mount.outage import LOGGED, TIMEOUT, kept, put_all, stored
 from tests.mount.posix_support import errno_of
 from tests.mount.sides import eventually
-from tests.relay import Line
+from tests.relay import Line, Which
 
 
 @pytest.mark.parametrize(
@@ -203,6 +205,27 @@ def test_sigterm_while_postgres_is_away(
     assert str(mounted.path) not in harness.mounts_under(mounted.path)
     put_all(rescue_dir, namespace)
     assert [stored(namespace, f"/f{number}") for number in range(3)] == [b"precious\n"] * 3
+
+
+def test_nobody_waits_beyond_the_end_of_the_daemon(mount: harness.MountFactory, line: Line) -> None:
+    """A thread that tells the kernel of a name that went waits for the directory, which a process holds whose request
+    nobody reads any more. It keeps the device open, so that the end of the daemon alone would end neither."""
+    held, other = mount("--write-timeout", "2", session="s1", dsn=line.dsn), mount(session="s2")
+    held.expect_log(LOGGED)
+    (held.path / "d").mkdir()
+    (held.path / "d" / "known").touch()
+    eventually((other.path / "d" / "known").exists, "the other session sees the file")
+    line.freeze(Which.STATEMENTS)
+    makers = [subprocess.Popen(["mkdir", held.path / "d" / "a"], stderr=subprocess.DEVNULL)]
+    eventually(lambda: line.held == 1, "a request waits for Postgres")
+    makers.append(subprocess.Popen(["mkdir", held.path / "d" / "b"], stderr=subprocess.DEVNULL))
+    state = Path(f"/proc/{makers[1].pid}/stat")
+    eventually(lambda: "(mkdir) D" in state.read_text(), "the other waits for the directory")
+    (other.path / "d" / "known").unlink()
+    time.sleep(0.3)  # until the thread waits, too
+    held.process.terminate()
+    assert [maker.wait(harness.EXIT_DEADLINE_S) for maker in makers] == [1, 1]
+    held.wait()
 
 
 def test_conflict_that_postgres_does_not_take(

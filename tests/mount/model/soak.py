@@ -27,8 +27,8 @@ from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
-from fusefs.cli.processes import abort_connection
 from fusefs.db import embedded, migrate
+from fusefs.fuse.mounting import abort_connection
 from tests import harness
 from tests.mount.model.crowd import Crowd, Figures, crowd
 from tests.mount.model.oracle import Violation
