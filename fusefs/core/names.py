@@ -77,6 +77,10 @@ class Names:
         try:
             await self._settle_foreign(parent.node, name)
             node = await self._child(parent, name)
+            if node is None and not flags & os.O_EXCL and self.ns.vanished_just_now(path):
+                # What others made there would be found at the commit only, and a shell does not look at its answer.
+                await self.ns.barrier()
+                node = await self._child(parent, name)
             if node is not None:
                 if flags & os.O_EXCL:
                     raise _look_again(path)

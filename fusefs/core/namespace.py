@@ -8,8 +8,11 @@ Threading: one trio thread. Methods that await say so; between awaits the mirror
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from time import monotonic
 
 import trio
 
@@ -32,6 +35,9 @@ _INO_BATCH = 1000
 _ATTEMPTS = 5
 _MOVES = 50
 """Barriers that wait for an announcement which is known to be on its way."""
+_VANISHED = 4096
+_JUST_NOW_S = 5.0
+"""How many names that others took away are remembered, and for how long. An announcement takes milliseconds."""
 _log = telemetry.get_logger()
 
 
@@ -97,6 +103,7 @@ class Namespace:
         self._reader = Reader(contents, self._fetch)
         self._loader = Loader(self, self._fill, max_nodes)
         self._touched: dict[str, int] = {}
+        self._vanished: OrderedDict[str, float] = OrderedDict()
         # Own moves of directories that wait for their announcement, by the old path: what takes them into the mirror.
         self.moving: dict[str, Callable[[Renamed], None]] = {}
         self._doubts: list[Doubt] = []
@@ -441,6 +448,10 @@ class Namespace:
 
     def name_gone(self, parent: Node, name: str, node: Node, by: object = None) -> None:
         """Drop a name that was a node's, where the kernel knows the node."""
+        if by is None:
+            self._vanished[paths.join(parent.path, name)] = monotonic()
+            if len(self._vanished) > _VANISHED:
+                self._vanished.popitem(last=False)
         for inode in self.inodes_of(node):
             if inode.owner is by:
                 continue
@@ -448,6 +459,11 @@ class Namespace:
             if directory is not None and directory.node is parent:
                 deleted = inode.kino if node.gone and node.kind is not Kind.DIR else 0
                 self.kernel.invalidate_entry(directory.kino, name, deleted)
+
+    def vanished_just_now(self, path: str) -> bool:
+        """Whether others took a name away a moment ago: they may have made it anew, and the announcement be on its
+        way."""
+        return monotonic() - self._vanished.get(path, -math.inf) < _JUST_NOW_S
 
     def have_forgotten(self, node: Node) -> None:
         """Drop the name of a file that nobody has open, so that the kernel forgets the file. Not for directories: it

@@ -156,6 +156,25 @@ def test_what_changes_while_it_is_loaded_ahead(
     assert not (behind / "d" / "gone").exists()
 
 
+def test_redirection_to_a_name_that_others_took_away_and_made_anew(behind: Path, other: Path, line: Line) -> None:
+    """A shell does not look at what close answers: it has to hear of it at the open, which waits for the
+    announcement."""
+    (other / "f").write_bytes(b"one")
+    eventually(lambda: (behind / "f").read_bytes() == b"one", "the file")
+    (other / "f").unlink()
+    eventually(lambda: not (behind / "f").exists(), "its removal")
+    line.freeze(Which.LISTENER)
+    (other / "f").write_bytes(b"anew")
+    eventually(lambda: line.relay.held == 1, "the announcement is held")
+    with subprocess.Popen(["bash", "-c", "echo mine > f"], cwd=behind, stderr=subprocess.PIPE) as shell:
+        try:
+            eventually(lambda: line.relay.held == 2, "the open waits")
+        finally:
+            line.thaw()
+        assert shell.wait(30) == 1
+    assert (other / "f").read_bytes() == b"anew"
+
+
 def test_commit_that_is_answered_after_others_renamed_the_file(
     behind: Path, other: Path, line: Line, held: Callable[[bytes, Callable[[], object]], Call]
 ) -> None:
