@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -13,7 +16,10 @@ from fusefs.core.filesystem import InodeTable
 from fusefs.fuse import mounting
 from fusefs.fuse.device import Device
 from fusefs.fuse.operations import Operations
+from fusefs.fuse.serving import KernelMount
 from fusefs.rules.errors import MountFailed
+from tests import harness
+from tests.mount.posix_support import errno_of
 
 Mount = Callable[..., int]
 WAYS = [
@@ -65,3 +71,34 @@ def test_what_cannot_be_mounted(tmp_path: Path, mount: Mount) -> None:
     with pytest.raises(MountFailed):
         mount(str(tmp_path), {"no_such_option"}, read_only=False)
     assert os.listdir("/proc/self/fd") == descriptors
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mount(2) is root's")
+def test_a_mount_that_cannot_forbid_symlinks_is_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a kernel before 5.10: nothing may be left in its place, least of all a mount that nobody answers."""
+
+    def refuse(*_args: object, **_options: object) -> None:
+        raise MountFailed("an old kernel")
+
+    monkeypatch.setattr(mounting, "forbid_symlinks", refuse)
+    mounted: Any = SimpleNamespace(settings=SimpleNamespace(read_only=False, xattr=False), table=InodeTable())
+    descriptors = os.listdir("/proc/self/fd")
+    root: Any = None
+    with pytest.raises(MountFailed):
+        KernelMount(str(tmp_path), mounted, root, allow_other=False, nosymfollow=True)
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+    assert os.listdir("/proc/self/fd") == descriptors
+
+
+@pytest.mark.parametrize("size", [4095, 4096, 70_000])
+def test_targets_of_symlinks_that_others_made(
+    mount: harness.MountFactory, namespace: harness.Namespace, size: int
+) -> None:
+    """The kernel takes no answer of 4096 bytes or more."""
+    namespace.execute(
+        "insert into agent_files (tenant_id, agent_id, path, kind, content) values (%s, %s, '/link', 'symlink', %s)",
+        (namespace.tenant_id, namespace.agent_id, "x" * size),
+    )
+    link = mount().path / "link"
+    assert errno_of(lambda: os.readlink(link)) == (0 if size == 4095 else errno.ENAMETOOLONG)
+    assert link.is_symlink(), "the mount goes on"
