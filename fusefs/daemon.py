@@ -158,7 +158,7 @@ async def _serve(spec: MountSpec, on_ready: Callable[[Ready], None], metrics: Ad
                 nosymfollow=spec.layout is not Layout.AGENT,
             )
             caches.start(kernel.device.notify)
-            db.wait_in_place = kernel.device.wait_in_place
+            db.wait_in_place = listener.wait_in_place = kernel.device.wait_in_place
             forget_counts = telemetry.register_file_count(mounted.file_counts)
             clean = False
             try:

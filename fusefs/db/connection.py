@@ -229,10 +229,6 @@ class Connection:
                 return False
         return True
 
-    def wait_readable(self, timeout_ms: int) -> bool:
-        """Whether something arrives within a time, for which the thread itself waits; for `listen`."""
-        return bool(self._poll.poll(timeout_ms))
-
     def close(self) -> None:
         """Close the socket; a task that waits on it gets LostInFlight. Safe to call twice."""
         if not self.broken:

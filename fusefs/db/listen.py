@@ -35,11 +35,6 @@ _BACKOFF_MAX_S = 2.0
 _ECHO_S = 2.0
 """How long an announcement to itself may take before announcements count as swallowed."""
 _NAP_S = 0.005
-_LOOK_MS = 1
-"""How long whoever sends a round trip waits for its answer in place. It comes after 50 us where Postgres is near and
-has a core; two switches of tasks take longer than that."""
-_LOOK_AGAIN = 16
-"""How many round trips wait as everything else does, after one whose answer was not there in that time."""
 _CHANNEL_MAX = 63
 """Bytes of an identifier; Postgres cuts longer ones, and two channels could become one."""
 
@@ -82,6 +77,8 @@ class Listener:
             goes on with the history that it had: after the promotion of a standby it may lack the newest commits.
         heartbeat_s: after how many seconds without a round trip one is made.
         silence_s: after how many seconds without an answer the connection counts as lost.
+
+    Attributes: `live`; `reconnects`; `wait_in_place` (see `Database.wait_in_place`).
     """
 
     def __init__(
@@ -114,9 +111,9 @@ class Listener:
         self._deadline = math.inf
         self._closed_trips = 0
         self._timeline: str | None = None
-        self._looks_left_out = 0
         self.live = False
         self.reconnects = 0
+        self.wait_in_place: Callable[[int], bool] | None = None
 
     @property
     def trips(self) -> int:
@@ -233,21 +230,18 @@ class Listener:
             self._nursery.start_soon(self._send_rest, self._conn)
 
     def _look(self) -> None:
-        """Read the answer to what was just sent, where it comes at once; else have the reading task read it."""
-        if self._looks_left_out:
-            self._looks_left_out -= 1
-        else:
-            conn = self._conn
+        """Read the answer to what was just sent, where it may be waited for in place and comes at once; else have the
+        reading task read it."""
+        conn, wait_in_place = self._conn, self.wait_in_place
+        try:
+            while conn is not None and self._in_flight is not None and wait_in_place is not None:
+                if conn.broken or not wait_in_place(conn.fd):
+                    break
+                conn.pgconn.consume_input()
+                self._take(conn.pgconn)
+        except psycopg.Error:
             assert conn is not None
-            try:
-                while not conn.broken and self._in_flight is not None:
-                    if not conn.wait_readable(_LOOK_MS):
-                        self._looks_left_out = _LOOK_AGAIN
-                        break
-                    conn.pgconn.consume_input()
-                    self._take(conn.pgconn)
-            except psycopg.Error:
-                conn.close()  # wakes the reading task, which sees the loss
+            conn.close()  # wakes the reading task, which sees the loss
         self._wake_reader()
 
     def _wake_reader(self) -> None:
