@@ -647,7 +647,6 @@ create function fusefs_rename_v1(
 declare
   v_set text;
   v_told boolean;
-  r agent_files;
   s agent_files;
   d agent_files;
   v_parent text := fusefs_parent_v1(p_to);
@@ -666,15 +665,19 @@ begin
   if v_parent <> '/' and v_parent <> fusefs_parent_v1(p_from) then
     perform fusefs_lock_parent_v1(p_tenant, p_agent, p_to);
   end if;
-  -- In the order of ids, so that two renames in opposite directions do not deadlock.
-  for r in select * from agent_files
-      where tenant_id = p_tenant and agent_id = p_agent and path = any (array[p_from, p_to]) order by id for update loop
-    if r.path = p_from then
-      s := r;
-    else
-      d := r;
-    end if;
-  end loop;
+  -- In the order of paths, so that two renames in opposite directions do not deadlock. One path at a time: for both at once
+  -- the planner reads every file of a new database (Postgres 15).
+  if p_from < p_to then
+    select * into s from agent_files
+      where tenant_id = p_tenant and agent_id = p_agent and path = p_from for update;
+    select * into d from agent_files
+      where tenant_id = p_tenant and agent_id = p_agent and path = p_to for update;
+  else
+    select * into d from agent_files
+      where tenant_id = p_tenant and agent_id = p_agent and path = p_to for update;
+    select * into s from agent_files
+      where tenant_id = p_tenant and agent_id = p_agent and path = p_from for update;
+  end if;
   if s.id is null or s.id <> p_source then
     raise exception 'no such file or directory' using errcode = 'FS001';
   end if;
