@@ -83,12 +83,13 @@ def test_every_test_has_a_database_of_its_own(namespace: harness.Namespace, run:
     assert namespace.execute("SELECT path FROM agent_files ORDER BY path") == [("/memories",), ("/skills",)]
 
 
-def test_the_audit_finds_a_broken_invariant(namespace: harness.Namespace) -> None:
+@pytest.mark.parametrize("parent", ["/missing", "/"])
+def test_the_audit_finds_a_broken_invariant(namespace: harness.Namespace, parent: str) -> None:
     harness.audit(namespace.dsn)
     namespace.execute("ALTER TABLE agent_files DISABLE TRIGGER ALL")
     namespace.execute(
-        "INSERT INTO agent_files (tenant_id, agent_id, path, content) VALUES (%s, %s, '/missing/x', 'a')",
-        (namespace.tenant_id, namespace.agent_id),
+        "INSERT INTO agent_files (tenant_id, agent_id, path, parent, content) VALUES (%s, %s, '/missing/x', %s, 'a')",
+        (namespace.tenant_id, namespace.agent_id, parent),
     )
     with pytest.raises(AssertionError, match="/missing/x"):
         harness.audit(namespace.dsn)

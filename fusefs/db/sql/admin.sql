@@ -182,11 +182,13 @@ where s.tenant_id = $1::uuid and s.agent_id = $2::uuid and s.ended_at < now() - 
 order by f.path desc;
 
 -- name: check_parents
--- Rows whose parent is missing or no directory.
-select f.path, case when p.id is null then 'its directory does not exist' else 'its parent is a ' || p.kind end
+-- Rows whose parent is missing, no directory, or not what their path says.
+select f.path, case when f.parent <> fusefs_parent_v1(f.path) then 'it is listed in ' || f.parent
+  when p.id is null then 'its directory does not exist' else 'its parent is a ' || p.kind end
 from agent_files f
 left join agent_files p on p.tenant_id = f.tenant_id and p.agent_id = f.agent_id and p.path = f.parent
-where f.tenant_id = $1::uuid and f.agent_id = $2::uuid and f.parent <> '/' and p.kind is distinct from 'dir'
+where f.tenant_id = $1::uuid and f.agent_id = $2::uuid
+  and (f.parent <> fusefs_parent_v1(f.path) or (f.parent <> '/' and p.kind is distinct from 'dir'))
 order by f.path limit 100;
 
 -- name: check_paths
