@@ -72,7 +72,7 @@ class FileIo:
             await self.ns.barrier()
         if flags & os.O_ACCMODE != os.O_WRONLY and not own:
             await self._calm_down(inode)
-        if node.gone and not inode.handles:
+        if node.gone and not inode.handles and (writing or not self._is_kept(inode)):
             raise StaleVersion("deleted or replaced", path=node.path)
         if flags & os.O_TRUNC:
             await self.remember(node)
@@ -86,6 +86,15 @@ class FileIo:
         self._vouch(handle, keep)
         self.table.open(handle)
         return Opened(handle, keep_cache=keep, direct_io=handle.direct)
+
+    def _is_kept(self, inode: Inode) -> bool:
+        """Whether a file can still be read that this session deleted or replaced after the kernel had found it by its
+        name. The kernel looks a second time after ESTALE, and no third: a name that is replaced all the time must be
+        found."""
+        node = inode.node
+        if inode.pinned is None and node.removed_by is self._view:
+            inode.pinned = self.ns.contents.get(node.id, inode.told_version)
+        return inode.pinned is not None
 
     def _vouch(self, handle: Handle, keep: bool) -> None:
         """Note what is known, at an open, of what the kernel knows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -37,12 +38,18 @@ class MountDoor:
     async def write(self, path: str, text: str) -> None:
         real = self._real(path)
 
+        def put() -> None:
+            with real.open("wb") as file:
+                file.write(text.encode())
+                # What is made and not written to is stored by the kernel's release, a moment after the close.
+                os.fsync(file.fileno())
+
         def write() -> None:
             try:
-                real.write_bytes(text.encode())
+                put()
             except FileNotFoundError:
                 real.parent.mkdir(parents=True)
-                real.write_bytes(text.encode())
+                put()
 
         await self._run(write)
 
@@ -81,7 +88,8 @@ class MountDoor:
 
 @pytest.fixture(scope="module")
 def doors(module_mount: harness.MountFactory) -> Doors:
-    own, other = module_mount(session="own"), module_mount(session="other")
+    # One session reads what the other wrote a moment ago.
+    own, other = (module_mount("--consistency", "strict", session=session) for session in ("own", "other"))
     for mount in (own, other):
         mount.expect_log(r"stale|refused|denied")
     return Doors(MountDoor(own), MountDoor(other), module_mount.namespace, "own", "other")
