@@ -13,6 +13,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -530,3 +531,23 @@ def test_directory_replaced_by_a_rename_does_not_come_back(duo: Duo) -> None:
         os.rename(duo.a / f"new{number}", duo.a / f"old{number}")
         for side in (duo.a, duo.b):
             eventually(lambda side=side, number=number: os.listdir(side / f"old{number}") == ["in"], "its new entries")
+
+
+@pytest.mark.parametrize("way", ["replace", "unlink"])
+def test_what_was_found_by_its_name_can_be_opened_after_this_session_took_the_name(
+    mount: harness.MountFactory, tmp_path: Path, way: str
+) -> None:
+    """As by a reader between its look-up and its open. A plain directory is asked first."""
+    for top in (tmp_path, mount(session="s1").path):
+        (top / "f").write_text("old")
+        assert (top / "f").read_text() == "old"
+        (top / "new").write_text("new")
+        found = os.open(top / "f", os.O_PATH)
+        try:
+            if way == "replace":
+                os.rename(top / "new", top / "f")
+            else:
+                (top / "f").unlink()
+            assert Path(f"/proc/self/fd/{found}").read_text() == "old"
+        finally:
+            os.close(found)
