@@ -1,9 +1,8 @@
 """Mounting and unmounting.
 
 Decided here and only here: how a mount is made (root by mount(2), others by `fusermount3`), how its connection is
-aborted, how `nosymfollow` is set
-(agents choose what their symlinks say, so an administrator's view and a host's own view must not follow them), and
-whether a mount is still ours.
+aborted, how `nosymfollow` is set (agents choose what their symlinks say, so an administrator's view and a host's own
+view must not follow them), and whether a mount is still ours.
 
 Threading: blocking system calls of some microseconds; of some milliseconds where `fusermount3` makes them.
 """

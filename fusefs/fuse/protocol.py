@@ -120,8 +120,9 @@ XATTR_IN = Struct("=II")  # size
 # Answers.
 OUT_HEADER = Struct("=IiQ")  # length, -errno or Notify, unique
 INIT_OUT = Struct("=IIIIHHIIHHI28x")
-_ENTRY_OUT = Struct("=QQQQIIQQQQQQIIIIIIIIII")
-_ATTR_OUT = Struct("=QIIQQQQQQIIIIIIIIII")
+_ATTR = Struct("=QQQQQQIIIIIIIIII")
+_ENTRY_OUT = Struct("=QQQQII")  # then _ATTR
+_ATTR_OUT = Struct("=QII")  # then _ATTR
 _DIRENT = Struct("=QQII")
 _OPEN_OUT = Struct("=QIi")
 WRITE_OUT = Struct("=II")
@@ -167,64 +168,47 @@ def init_out(minor: int, max_readahead: int, flags: int) -> bytes:
     return INIT_OUT.pack(MAJOR, min(minor, MINOR), max_readahead, flags & WANTED, 0, 0, MAX_WRITE, 1, MAX_PAGES, 0, 0)
 
 
-def _times(stat: Stat) -> tuple[int, int, int, int, int, int]:
+def _attributes(stat: Stat) -> bytes:
     atime_s, atime_ns = divmod(stat.atime_ns, NS)
     mtime_s, mtime_ns = divmod(stat.mtime_ns, NS)
     ctime_s, ctime_ns = divmod(stat.ctime_ns, NS)
     # Seconds before 1970 travel as the kernel's unsigned ones.
     mask = (1 << 64) - 1
-    return atime_s & mask, mtime_s & mask, ctime_s & mask, atime_ns, mtime_ns, ctime_ns
+    return _ATTR.pack(
+        stat.ino,
+        stat.size,
+        (stat.size + BLOCK - 1) // BLOCK,
+        atime_s & mask,
+        mtime_s & mask,
+        ctime_s & mask,
+        atime_ns,
+        mtime_ns,
+        ctime_ns,
+        stat.mode,
+        stat.nlink,
+        stat.uid,
+        stat.gid,
+        0,
+        IO_BLOCK,
+        0,
+    )
 
 
 def entry_out(stat: Stat) -> bytes:
     """A name's inode and its attributes."""
     entry_s, entry_ns = _timeout(stat.entry_timeout_s)
     attr_s, attr_ns = _timeout(stat.attr_timeout_s)
-    return _ENTRY_OUT.pack(
-        stat.ino,
-        stat.generation,
-        entry_s,
-        attr_s,
-        entry_ns,
-        attr_ns,
-        stat.ino,
-        stat.size,
-        (stat.size + BLOCK - 1) // BLOCK,
-        *_times(stat),
-        stat.mode,
-        stat.nlink,
-        stat.uid,
-        stat.gid,
-        0,
-        IO_BLOCK,
-        0,
-    )
+    return _ENTRY_OUT.pack(stat.ino, stat.generation, entry_s, attr_s, entry_ns, attr_ns) + _attributes(stat)
 
 
 def absent_out(timeout_s: float) -> bytes:
     """A name that is not there, and how long the kernel may remember that."""
     seconds, nanoseconds = _timeout(timeout_s)
-    return _ENTRY_OUT.pack(0, 0, seconds, 0, nanoseconds, *(0,) * 17)
+    return _ENTRY_OUT.pack(0, 0, seconds, 0, nanoseconds, 0) + bytes(_ATTR.size)
 
 
 def attr_out(stat: Stat) -> bytes:
-    seconds, nanoseconds = _timeout(stat.attr_timeout_s)
-    return _ATTR_OUT.pack(
-        seconds,
-        nanoseconds,
-        0,
-        stat.ino,
-        stat.size,
-        (stat.size + BLOCK - 1) // BLOCK,
-        *_times(stat),
-        stat.mode,
-        stat.nlink,
-        stat.uid,
-        stat.gid,
-        0,
-        IO_BLOCK,
-        0,
-    )
+    return _ATTR_OUT.pack(*_timeout(stat.attr_timeout_s), 0) + _attributes(stat)
 
 
 def open_out(fh: int, flags: int = 0) -> bytes:
@@ -232,7 +216,7 @@ def open_out(fh: int, flags: int = 0) -> bytes:
 
 
 def direntplus_size(name: bytes) -> int:
-    return _ENTRY_OUT.size + (_DIRENT.size + len(name) + 7) // 8 * 8
+    return _ENTRY_OUT.size + _ATTR.size + (_DIRENT.size + len(name) + 7) // 8 * 8
 
 
 def direntplus(name: bytes, position: int, stat: Stat) -> bytes:
