@@ -449,7 +449,9 @@ class Namespace:
     def name_gone(self, parent: Node, name: str, node: Node, by: object = None) -> None:
         """Drop a name that was a node's, where the kernel knows the node."""
         if by is None:
-            self._vanished[paths.join(parent.path, name)] = monotonic()
+            path = paths.join(parent.path, name)
+            self._vanished[path] = monotonic()
+            self._vanished.move_to_end(path)
             if len(self._vanished) > _VANISHED:
                 self._vanished.popitem(last=False)
         for inode in self.inodes_of(node):
