@@ -234,6 +234,7 @@ class Tree:
             del self.by_id[node.id]
         node.id = node_id
         self.by_id[node_id] = node
+        self.touch(node)
 
     def detach(self, node: Node, version: int | None = None) -> None:
         """Remove a node from its directory: it is an orphan from now on.
