@@ -11,11 +11,13 @@ kernel is told by the worker threads behind `Kernel`.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from fusefs import telemetry
 from fusefs.core.namespace import Namespace
 from fusefs.core.tree import Node
+from fusefs.db.listen import Channel
 from fusefs.rules import paths
 from fusefs.rules.config import Limits
 from fusefs.rules.model import Kind, NodeRow, Renamed
@@ -38,10 +40,14 @@ class Follower:
 
     Args:
         origin: this daemon's own announcements carry it; what they say was applied at the commit.
+
+    Attributes: `channel`; `again_at`: when to ask next whether anybody else follows, in trio's time.
     """
 
     def __init__(self, ns: Namespace, origin: str) -> None:
         self.ns = ns
+        self.channel = Channel(ns.channel, (ns.tenant_id, ns.agent_id))
+        self.again_at = -math.inf
         # json_build_array writes it so. Most announcements that arrive are our own.
         self._own = f'["{origin}",'
 

@@ -33,6 +33,8 @@ from fusefs.rules.scope import Scope
 from fusefs.store import namespaces
 
 _ROUND_S = 2.0
+_ALONE_S = 16.0
+"""How often a daemon that announces asks whether it need."""
 _LAST_STEPS_S = 0.5
 """What noting times and the ends of sessions may take beyond the deadline of the buffers, and where Postgres did not
 take these."""
@@ -70,6 +72,7 @@ class Mounted:
         self._unmeasured: set[Namespace] = set()
         self._touched: set[Namespace] = set()
         self._doubtful: set[Namespace] = set()
+        self._audible: set[Follower] = set()
         self._next_index = 0
         self._rounds = 0
         self._started_ns = time.time_ns()
@@ -79,7 +82,12 @@ class Mounted:
     def on_notify(self, channel: str, payload: str) -> bool:
         """See `Listener`."""
         follower = self._followers.get(channel)
-        return follower is not None and follower.apply(payload)
+        if follower is None:
+            return False
+        if follower.apply(payload):
+            return True
+        self._audible.add(follower)
+        return False
 
     def on_lost(self) -> None:
         _log.info("follow.lost", namespaces=len(self._followers))
@@ -135,7 +143,7 @@ class Mounted:
             )
             follower = self._followers[row.channel] = Follower(ns, self.origin)
             try:
-                await self.listener.subscribe(row.channel)
+                await self.listener.subscribe(follower.channel)
             except BaseException:
                 del self._followers[row.channel]
                 raise
@@ -227,12 +235,22 @@ class Mounted:
                 self._unmeasured.discard(ns)
                 await self._tolerate(lambda ns=ns: ns.usage.measure(self.db, ns.tenant_id, ns.agent_id))  # type: ignore[misc]
             await self._store_times()
+            for follower in list(self._audible):
+                await self._tolerate(lambda follower=follower: self._follow_again(follower))  # type: ignore[misc]
             for ns in list(self._doubtful):
                 self._doubtful.discard(ns)
                 await self._settle_doubts(ns)
             for ns in list(self._unused):
                 await self._close_namespace(ns)
             self._rounds += 1
+
+    async def _follow_again(self, follower: Follower) -> None:
+        """Where this daemon hears its own announcements, ask whether anybody else does still."""
+        if trio.current_time() >= follower.again_at:
+            follower.again_at = trio.current_time() + _ALONE_S
+            self._audible.discard(follower)
+            assert self.listener is not None
+            await self.listener.follow_again(follower.channel)
 
     async def _settle_doubts(self, ns: Namespace) -> None:
         try:
@@ -254,12 +272,13 @@ class Mounted:
                 return  # a session was opened meanwhile
             await self._tolerate(ns.store_times)
             del self._namespaces[ns.tenant_id, ns.agent_id]
-            del self._followers[ns.channel]
+            follower = self._followers.pop(ns.channel)
+            self._audible.discard(follower)
             self._unmeasured.discard(ns)
             self._touched.discard(ns)
             self._doubtful.discard(ns)
             assert self.listener is not None
-            await self._tolerate(lambda: self.listener.unsubscribe(ns.channel))  # type: ignore[union-attr]
+            await self._tolerate(lambda: self.listener.unsubscribe(follower.channel))  # type: ignore[union-attr]
 
     async def _tolerate(self, work: Callable[[], Awaitable[None]]) -> None:
         """Postgres may be away; what is not done now is done the next time."""

@@ -57,7 +57,8 @@ _CONNECTION_DEFAULTS = {
 }
 
 # One round trip. No sequential scans: a connection keeps the plan of a statement until the next ANALYZE, and one made
-# while a table had a page or two would read all that comes into it until then. pg_stat_get_activity, since the view
+# while a table had a page or two would read all that comes into it until then. Read committed: who is told of a change is
+# looked up after the lock for it was taken (fusefs_announce_v1). pg_stat_get_activity, since the view
 # pg_stat_activity takes 3 ms to plan on a fresh connection.
 _SET_UP = """
 select pid, (extract(epoch from backend_start) * 1000000)::bigint,
@@ -65,6 +66,7 @@ select pid, (extract(epoch from backend_start) * 1000000)::bigint,
   set_config('fusefs.origin', %(origin)s, false), set_config('fusefs.tenant', '', false),
   set_config('fusefs.durable', current_setting('synchronous_commit'), false),
   case when %(relaxed)s then set_config('synchronous_commit', 'off', false) end,
+  set_config('default_transaction_isolation', 'read committed', false),
   set_config('jit', 'off', false), set_config('enable_seqscan', 'off', false),
   set_config('statement_timeout', %(timeout_ms)s, false),
   set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalives_interval', '5', false),

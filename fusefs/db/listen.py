@@ -1,6 +1,7 @@
 """The listening connection: announcements in order, barriers, and knowing when they stop.
 
-Decided here and only here: when announcements can be trusted. `live` is true from the moment that
+Decided here and only here: when announcements can be trusted, and that whoever listens on a namespace's channel counts
+as one who follows it (`fusefs_follow_v1`), so that it is told. `live` is true from the moment that
 LISTEN is in force on every channel until the connection is lost or silent; `on_lost` is called at once
 then, and `on_live` when it is true again. Between the two, announcements were missed.
 
@@ -20,6 +21,7 @@ import math
 import random
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import psycopg
 import trio
@@ -41,6 +43,11 @@ _CHANNEL_MAX = 63
 _OK = int(pq.ConnStatus.OK)
 _SYNC = int(pq.ExecStatus.PIPELINE_SYNC)
 _FAILED = (int(pq.ExecStatus.FATAL_ERROR), int(pq.ExecStatus.PIPELINE_ABORTED))
+_LISTEN = b"listen "
+_UNLISTEN = b"unlisten "
+_SET_TENANT = b"select set_config('fusefs.tenant', $1, true)"
+_FOLLOW = b"select fusefs_follow_v1($1, $2, $3, $4)"
+_UNFOLLOW = b"select pg_advisory_unlock_shared(uuid_hash_extended($1, 1))"
 _ANNOUNCE = Query("announce_echo", "select pg_notify($1, '')")
 
 
@@ -51,15 +58,46 @@ def _identifier(channel: str) -> bytes:
     return b'"' + raw.replace(b'"', b'""') + b'"'
 
 
-class _Round:
-    """What one round trip will do, and who waits for it."""
+_Command = tuple[bytes, list[bytes]]
 
-    __slots__ = ("commands", "done", "failed")
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """What can be listened on. Of `scope`, a tenant and an agent, who listens counts as a follower; None: a channel of
+    which nobody keeps account."""
+
+    name: str
+    scope: tuple[str, str] | None = None
+
+    def listen(self, origin: str, *, again: bool = False) -> list[_Command]:
+        """What makes a connection hear it, all at the end of one transaction; `again`: it did before. LISTEN comes last:
+        pg_stat_activity shows by that who listens."""
+        commands: list[_Command] = []
+        if self.scope is not None:
+            tenant_id, agent_id = (each.encode() for each in self.scope)
+            commands.append((_SET_TENANT, [tenant_id]))
+            commands.append((_FOLLOW, [tenant_id, agent_id, origin.encode(), b"t" if again else b"f"]))
+        commands.append((_LISTEN + _identifier(self.name), []))
+        return commands
+
+    def unlisten(self) -> list[_Command]:
+        commands: list[_Command] = [(_UNLISTEN + _identifier(self.name), [])]
+        if self.scope is not None:
+            commands.append((_UNFOLLOW, [self.scope[1].encode()]))
+        return commands
+
+
+class _Round:
+    """What one round trip will do, and who waits for it. `lost`: nobody knows whether it was done; `refused`: it was not,
+    by an error, or a null that stands for one."""
+
+    __slots__ = ("commands", "done", "lost", "refused")
 
     def __init__(self) -> None:
-        self.commands: list[bytes] = []
+        self.commands: list[_Command] = []
         self.done = trio.Event()
-        self.failed = False
+        self.lost = False
+        self.refused = False
 
 
 class Listener:
@@ -101,7 +139,7 @@ class Listener:
         self._on_live = on_live
         self._heartbeat_s = heartbeat_s
         self._silence_s = silence_s
-        self._channels: dict[str, bytes] = {}
+        self._channels: dict[str, Channel] = {}
         self._conn: Connection | None = None
         self._in_flight: _Round | None = None
         self._next: _Round | None = None
@@ -125,26 +163,29 @@ class Listener:
         """The server's process of the connection, while there is one."""
         return self._conn.backend_pid if self._conn is not None else None
 
-    async def subscribe(self, channel: str) -> None:
-        """Listen on one more channel; returns when it is in force.
+    async def subscribe(self, channel: Channel) -> None:
+        """Listen on one more channel; returns when it is in force, and no change of its namespace is kept quiet.
 
-        Raises Unavailable while not live: the channel is not subscribed then.
+        Raises Unavailable while not live, where a change under way does not end within 3 s, or where the login cannot see
+        the namespace: the channel is not subscribed then.
         """
-        name = _identifier(channel)
-        added = channel not in self._channels
-        self._channels[channel] = name
+        commands = channel.listen(self._origin)
+        self._channels[channel.name] = channel
         try:
-            await self._join([b"listen " + name])
+            await self._join(commands)
         except BaseException:
-            if added:
-                self._channels.pop(channel, None)
+            self._channels.pop(channel.name, None)
             raise
 
-    async def unsubscribe(self, channel: str) -> None:
+    async def follow_again(self, channel: Channel) -> None:
+        """Find out whether this program has become the only one that follows a channel to which it is subscribed, and
+        if so announce no more. Raises as `subscribe`."""
+        await self._join(channel.listen(self._origin, again=True))
+
+    async def unsubscribe(self, channel: Channel) -> None:
         """Stop listening on a channel. Raises Unavailable while not live; it is forgotten in any case."""
-        name = self._channels.pop(channel, None)
-        if name is not None:
-            await self._join([b"unlisten " + name])
+        if self._channels.pop(channel.name, None) is not None:
+            await self._join(channel.unlisten())
 
     async def barrier(self) -> None:
         """Return after `on_notify` was called for everything committed before this call.
@@ -194,7 +235,7 @@ class Listener:
             self.live = False
             self._give_up()
 
-    async def _join(self, commands: list[bytes]) -> None:
+    async def _join(self, commands: list[_Command]) -> None:
         if not self.live:
             raise Unavailable("announcements from Postgres are not live")
         if self._next is None:
@@ -206,8 +247,13 @@ class Listener:
             self._look()
         if not joined.done.is_set():
             await joined.done.wait()
-        if joined.failed:
+        if joined.lost:
             raise Unavailable("the connection for announcements was lost")
+        if joined.refused and commands:
+            raise Unavailable(
+                "the server refused to announce changes",
+                hint="Others' changes do not end, or the login of --listen-dsn cannot see the agent.",
+            )
 
     def _send_next(self) -> None:
         """Send the next round from whichever task has it: a switch to the reading task first would cost more
@@ -219,8 +265,8 @@ class Listener:
         self._set_deadline(self._silence_s)
         try:
             self._conn.trips += 1
-            for command in self._in_flight.commands:
-                pgconn.send_query_params(command, None)
+            for command, values in self._in_flight.commands:
+                pgconn.send_query_params(command, values)
             pgconn.pipeline_sync()
             unsent = pgconn.flush()
         except psycopg.Error:
@@ -319,8 +365,8 @@ class Listener:
                 self._set_deadline(self._heartbeat_s)
                 if self._next is not None:
                     self._send_next()
-            elif result.status in _FAILED:
-                raise psycopg.OperationalError("the server refused LISTEN")
+            elif result.status in _FAILED or (result.ntuples and result.get_value(0, 0) is None):
+                self._in_flight.refused = True
         return news
 
     def _deliver(self, pgconn: pq.abc.PGconn) -> bool:
@@ -339,7 +385,7 @@ class Listener:
             self._conn = None
         for waiting in (self._in_flight, self._next):
             if waiting is not None:
-                waiting.failed = True
+                waiting.lost = True
                 waiting.done.set()
         self._in_flight = self._next = None
 
@@ -350,13 +396,16 @@ class Listener:
         )
         try:
             echo = f"fusefs_echo_{uuid.uuid4().hex}"
-            for name in [_identifier(echo), *self._channels.values()]:
-                conn.pgconn.send_query_params(b"listen " + name, None)
-            conn.pgconn.pipeline_sync()
+            # Each in a transaction of its own, and in one order for all: two daemons must not wait for each other's locks.
+            for channel in [Channel(echo), *sorted(self._channels.values(), key=lambda each: each.name)]:
+                for command, values in channel.listen(self._origin):
+                    conn.pgconn.send_query_params(command, values)
+                conn.pgconn.pipeline_sync()
             with self._answering():
-                results = await conn.finish_round()
-            if any(result.status in _FAILED for result in results):
-                raise Unavailable("the server refused LISTEN")
+                for _ in range(1 + len(self._channels)):
+                    results = await conn.finish_round()
+                    if any(result.status in _FAILED for result in results):
+                        raise Unavailable("the server refused to announce changes")
             await self._announce(echo, limiter)
             with trio.move_on_after(_ECHO_S):
                 while not self._has_arrived(conn, echo):

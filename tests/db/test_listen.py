@@ -12,7 +12,7 @@ import trio.testing
 
 from fusefs.db import listen
 from fusefs.db.connection import Connection
-from fusefs.db.listen import Listener
+from fusefs.db.listen import Channel, Listener
 from fusefs.db.pool import open_database
 from fusefs.db.queries import Query
 from fusefs.rules.errors import FsError, Unavailable
@@ -79,7 +79,7 @@ async def test_nothing_of_5000_is_missed_by_a_barrier_after_each(plain: str) -> 
     """The barrier alone decides: nothing waits for a notification."""
     heard = Heard()
     async with listening(plain, heard) as listener:
-        await listener.subscribe("c")
+        await listener.subscribe(Channel("c"))
         writer = await Connection.open(plain, origin="o")
         try:
             for number in range(5000):
@@ -96,7 +96,7 @@ async def test_own_announcements_are_read_several_at_once_and_a_barrier_does_not
     """What is no news is not worth a wake-up each; the barrier reads whatever has come at once."""
     heard = Heard(news=False)
     async with open_database(plain, origin="o") as db, listening(plain, heard) as listener:
-        await listener.subscribe("c")
+        await listener.subscribe(Channel("c"))
         for number in range(200):
             await db.run(None, NOTIFY, "c", str(number))
             if number % 10 == 0:
@@ -109,7 +109,7 @@ async def test_own_announcements_are_read_several_at_once_and_a_barrier_does_not
 async def test_order_across_a_burst_of_writers(plain: str) -> None:
     heard = Heard()
     async with listening(plain, heard) as listener:
-        await listener.subscribe("c")
+        await listener.subscribe(Channel("c"))
 
         async def write(name: str) -> None:
             conn = await Connection.open(plain, origin="o")
@@ -158,7 +158,7 @@ async def test_a_barrier_joins_the_next_round_and_never_the_one_in_flight(plain:
 async def test_a_commit_during_a_round_is_covered_by_the_next(plain: str) -> None:
     heard = Heard()
     async with open_relay(plain) as relay, listening(relay.dsn, heard) as listener:
-        await listener.subscribe("c")
+        await listener.subscribe(Channel("c"))
         relay.freeze()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(listener.barrier)
@@ -192,26 +192,26 @@ async def test_channels_are_quoted_and_kept_apart(plain: str) -> None:
     names = ['Mixed"Case', "a b;c", "été", "'", "x" * 63]
     async with listening(plain, heard) as listener:
         for name in names:
-            await listener.subscribe(name)
+            await listener.subscribe(Channel(name))
         for name in [*names, 'mixed"case', "other"]:
             execute(plain, "select pg_notify(%s, 'p')", name)
         await listener.barrier()
         assert [event[1] for event in heard.events] == names
-        await listener.unsubscribe("'")
-        await listener.unsubscribe("never")
+        await listener.unsubscribe(Channel("'"))
+        await listener.unsubscribe(Channel("never"))
         execute(plain, "select pg_notify('''', 'p')")
         await listener.barrier()
         assert len(heard.events) == len(names)
         for wrong in ("", "x" * 64, "a\0b"):
             with pytest.raises(FsError, match="1 to 63 bytes"):
-                await listener.subscribe(wrong)
+                await listener.subscribe(Channel(wrong))
 
 
 async def test_cut_and_back(plain: str) -> None:
     """Lost first, then live; what was announced between them is gone, what comes after is heard."""
     heard = Heard()
     async with open_relay(plain) as relay, listening(relay.dsn, heard) as listener:
-        await listener.subscribe("c")
+        await listener.subscribe(Channel("c"))
         execute(plain, "select pg_notify('c', 'before')")
         await listener.barrier()
         await relay.shut()
@@ -220,7 +220,7 @@ async def test_cut_and_back(plain: str) -> None:
         with pytest.raises(Unavailable, match="not live"):
             await listener.barrier()
         with pytest.raises(Unavailable):
-            await listener.subscribe("d")
+            await listener.subscribe(Channel("d"))
         execute(plain, "select pg_notify('c', 'between')")
         await relay.open()
         await heard.wait_for("live")
@@ -257,7 +257,7 @@ async def test_barriers_in_flight_and_queued_fail_when_the_connection_is_lost(pl
 async def test_backend_terminated(plain: str) -> None:
     heard = Heard()
     async with listening(plain, heard) as listener:
-        await listener.subscribe("c")
+        await listener.subscribe(Channel("c"))
         pid = listener.backend_pid
         execute(plain, "select pg_terminate_backend(%s)", pid)
         await heard.wait_for("live")
@@ -323,7 +323,7 @@ async def test_no_server_at_the_start() -> None:
 async def test_a_burst_larger_than_the_socket_holds(plain: str) -> None:
     heard = Heard()
     async with listening(plain, heard) as listener:
-        await listener.subscribe("c")
+        await listener.subscribe(Channel("c"))
         with psycopg.connect(plain) as conn:
             conn.execute("select pg_notify('c', repeat(n::text || ' ', 1000)) from generate_series(1, 2000) n")
         await listener.barrier()
