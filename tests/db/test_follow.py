@@ -103,7 +103,9 @@ async def test_own_changes_of_the_only_follower_are_told_to_nobody(
     async with following(namespace, "a") as a:
         assert only_follower(namespace) == "a"
         own.make("/own")
-        own.change("update agent_files set content = 'x', write_id = gen_random_uuid() where agent_id = %s and path = '/own'")
+        own.change(
+            "update agent_files set content = 'x', write_id = gen_random_uuid() where agent_id = %s and path = '/own'"
+        )
         own.change("delete from agent_files where agent_id = %s and path = '/own'")
         other.make("/other")
         foreign.make("/foreign")
@@ -230,9 +232,7 @@ async def test_the_move_of_a_directory_is_told_in_any_case(namespace: harness.Na
     own.make("/file")
     async with following(namespace, "a") as a:
         for path in ("/dir", "/file"):
-            own.conn.execute(
-                move.encode(), (namespace.tenant_id, namespace.agent_id, path, path, f"{path}-moved")
-            )
+            own.conn.execute(move.encode(), (namespace.tenant_id, namespace.agent_id, path, path, f"{path}-moved"))
         assert await a.hears("/dir-moved")
         assert not await a.hears("/file-moved")
 

@@ -4,7 +4,6 @@ what is not there."""
 from __future__ import annotations
 
 import errno
-import json
 import os
 import subprocess
 import threading
