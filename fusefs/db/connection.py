@@ -57,8 +57,8 @@ _CONNECTION_DEFAULTS = {
 }
 
 # One round trip. No sequential scans: a connection keeps the plan of a statement until the next ANALYZE, and one made
-# while a table had a page or two would read all that comes into it until then. Read committed: who is told of a change is
-# looked up after the lock for it was taken (fusefs_announce_v1). pg_stat_get_activity, since the view
+# while a table had a page or two would read all that comes into it until then. Read committed: who is told of a change
+# is looked up after the lock for it was taken (fusefs_announce_v1). pg_stat_get_activity, since the view
 # pg_stat_activity takes 3 ms to plan on a fresh connection.
 _SET_UP = """
 select pid, (extract(epoch from backend_start) * 1000000)::bigint,

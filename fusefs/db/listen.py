@@ -70,8 +70,8 @@ class Channel:
     scope: tuple[str, str] | None = None
 
     def listen(self, origin: str, *, again: bool = False) -> list[_Command]:
-        """What makes a connection hear it, all at the end of one transaction; `again`: it did before. LISTEN comes last:
-        pg_stat_activity shows by that who listens."""
+        """What makes a connection hear it, all at the end of one transaction; `again`: it did before. LISTEN comes
+        last: pg_stat_activity shows by that who listens."""
         commands: list[_Command] = []
         if self.scope is not None:
             tenant_id, agent_id = (each.encode() for each in self.scope)
@@ -88,8 +88,8 @@ class Channel:
 
 
 class _Round:
-    """What one round trip will do, and who waits for it. `lost`: nobody knows whether it was done; `refused`: it was not,
-    by an error, or a null that stands for one."""
+    """What one round trip will do, and who waits for it. `lost`: nobody knows whether it was done; `refused`: it was
+    not, by an error, or a null that stands for one."""
 
     __slots__ = ("commands", "done", "lost", "refused")
 
@@ -166,8 +166,8 @@ class Listener:
     async def subscribe(self, channel: Channel) -> None:
         """Listen on one more channel; returns when it is in force, and no change of its namespace is kept quiet.
 
-        Raises Unavailable while not live, where a change under way does not end within 3 s, or where the login cannot see
-        the namespace: the channel is not subscribed then.
+        Raises Unavailable while not live, where a change under way does not end within 3 s, or where the login cannot
+        see the namespace: the channel is not subscribed then.
         """
         commands = channel.listen(self._origin)
         self._channels[channel.name] = channel
@@ -396,7 +396,7 @@ class Listener:
         )
         try:
             echo = f"fusefs_echo_{uuid.uuid4().hex}"
-            # Each in a transaction of its own, and in one order for all: two daemons must not wait for each other's locks.
+            # Each in a transaction of its own, and in one order for all: two daemons must not wait for each other.
             for channel in [Channel(echo), *sorted(self._channels.values(), key=lambda each: each.name)]:
                 for command, values in channel.listen(self._origin):
                     conn.pgconn.send_query_params(command, values)
