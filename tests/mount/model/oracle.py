@@ -429,12 +429,14 @@ class _Oracle:
                 wanted = [before + state for state in states] if row.op == "append" else states
                 if record.get("patch"):
                     wanted = [states[0][:LINE] + before[LINE:]]  # not what was read, which may have been torn
+                    if self._holds(record):
+                        wanted.append(states[0])  # the session had emptied it through that descriptor
                 if text not in wanted:
                     yield self._violation("wrong content", f"{token}: stored are {key_of(text)}", [record], [row])
 
     def _holds(self, record: Record) -> bool:
         """Whether the session held a file open meanwhile. It may be this one, under the name that others gave it: then
-        the append went into a content that was being replaced."""
+        the write went into a content that was being replaced."""
         return any(
             other["t0"] < record["t0"] and record["t1"] < other["t1"]
             for other in self.records_of[record["s"]]
