@@ -183,6 +183,7 @@ class Handle:
         created: this handle made the file.
         changes: its close may have something to commit: it writes, or its open made or emptied the file (flock(1) makes
             its file by O_RDONLY | O_CREAT).
+        exclusive: its open was to make the file (O_EXCL).
         joins: where others made the file first, theirs will do: what it writes is appended, or it wanted only that the
             file is there.
         calm: the inode's count of voids at the open; None: the kernel may have been about to drop what it knows, or the
@@ -201,6 +202,7 @@ class Handle:
         "changes",
         "created",
         "direct",
+        "exclusive",
         "failed",
         "fh",
         "flushes",
@@ -225,7 +227,8 @@ class Handle:
         self.writable = access != os.O_RDONLY
         self.append = bool(flags & os.O_APPEND)
         self.changes = self.writable or bool(flags & os.O_TRUNC)
-        self.joins = self.append or not self.changes
+        self.exclusive = bool(flags & os.O_EXCL)
+        self.joins = (self.append or not self.changes) and not self.exclusive
         self.version = inode.node.version
         self.size_at_open = inode.node.size
         self.failed: FsError | None = None

@@ -41,19 +41,30 @@ class Follower:
     Args:
         origin: this daemon's own announcements carry it; what they say was applied at the commit.
 
-    Attributes: `channel`; `again_at`: when to ask next whether anybody else follows, in trio's time.
+    Attributes:
+        channel: of the namespace.
+        again_at: when to ask next whether anybody else follows, in trio's time.
+        was_alone: nobody did when that was asked last.
+        late: the server knows that this daemon claims names late (`Namespace.alone`).
+        comers: how many others said that they follow.
     """
 
     def __init__(self, ns: Namespace, origin: str) -> None:
         self.ns = ns
         self.channel = Channel(ns.channel, (ns.tenant_id, ns.agent_id))
         self.again_at = -math.inf
+        self.was_alone = False
+        self.late = False
+        self.comers = 0
         # json_build_array writes it so. Most announcements that arrive are our own.
         self._own = f'["{origin}",'
+        self._own_coming = f'["{origin}", "follow"]'
 
     def apply(self, payload: str) -> bool:
         """Take one announcement. Whoever may use the table may send one: nothing in it ends the mount, and
         one that cannot be understood voids what is cached. Returns whether it was another's."""
+        if payload == self._own_coming:
+            return True
         if payload.startswith(self._own):
             if self.ns.moving:
                 self._take_own_move(payload)
@@ -69,6 +80,10 @@ class Follower:
     def _apply(self, fields: Any) -> None:
         if fields[1] == "reload":
             self.distrust_all()
+            return
+        if fields[1] == "follow":
+            self.comers += 1
+            self.ns.alone = self.was_alone = False
             return
         op = fields[1]
         row, old_path, old = _parse(fields)
@@ -93,7 +108,7 @@ class Follower:
 
     def lost(self) -> None:
         """Announcements may have been missed: nothing cached counts until `live`."""
-        self.ns.live = False
+        self.ns.live = self.ns.alone = self.was_alone = self.late = False
         self.distrust_all()
 
     def found(self) -> None:

@@ -35,6 +35,7 @@ from fusefs.store import namespaces
 _ROUND_S = 2.0
 _ALONE_S = 16.0
 """How often a daemon that announces asks whether it need."""
+_MEET_AGAIN_S = 0.1
 _LAST_STEPS_S = 0.5
 """What noting times and the ends of sessions may take beyond the deadline of the buffers, and where Postgres did not
 take these."""
@@ -73,6 +74,8 @@ class Mounted:
         self._touched: set[Namespace] = set()
         self._doubtful: set[Namespace] = set()
         self._audible: set[Follower] = set()
+        self._met: set[Follower] = set()
+        self._somebody_came = trio.Event()
         self._next_index = 0
         self._rounds = 0
         self._started_ns = time.time_ns()
@@ -84,7 +87,10 @@ class Mounted:
         follower = self._followers.get(channel)
         if follower is None:
             return False
+        comers = follower.comers
         if follower.apply(payload):
+            if follower.comers != comers:
+                self._meet(follower)
             return True
         self._audible.add(follower)
         return False
@@ -93,6 +99,7 @@ class Mounted:
         _log.info("follow.lost", namespaces=len(self._followers))
         for follower in self._followers.values():
             follower.lost()
+            self._meet(follower)
 
     def on_live(self, same_history: bool) -> None:
         """See `Listener`. Where commits do not wait for the disk, a server that was away may have lost the newest."""
@@ -106,6 +113,7 @@ class Mounted:
                 fs.session.start_anew(self._started_ns)
         for follower in self._followers.values():
             follower.found()
+            self._audible.add(follower)
         self._unmeasured.update(self._namespaces.values())
 
     async def barrier(self) -> None:
@@ -143,7 +151,8 @@ class Mounted:
             )
             follower = self._followers[row.channel] = Follower(ns, self.origin)
             try:
-                await self.listener.subscribe(follower.channel)
+                alone = await self.listener.subscribe(follower.channel, late=True)
+                self._take_answer(follower, alone, comers=0, late=True)
             except BaseException:
                 del self._followers[row.channel]
                 raise
@@ -174,6 +183,8 @@ class Mounted:
         fs = SessionFs(self.table, ns, Session(scope, self.settings, resumed_ns), index, on_forgotten)
         fs.control_root = ControlFs(fs, self.status).root
         self.sessions.append(fs)
+        if len(ns.views) > 1:
+            await self._tolerate(ns.publish)
         return fs
 
     def close_session(self, fs: SessionFs) -> None:
@@ -245,12 +256,55 @@ class Mounted:
             self._rounds += 1
 
     async def _follow_again(self, follower: Follower) -> None:
-        """Where this daemon hears its own announcements, ask whether anybody else does still."""
-        if trio.current_time() >= follower.again_at:
-            follower.again_at = trio.current_time() + _ALONE_S
-            self._audible.discard(follower)
+        """Where this daemon hears its own announcements, ask whether anybody else does still. Names are claimed late
+        when that was so twice: a mount that lost its connection for announcements is back by then."""
+        if trio.current_time() < follower.again_at:
+            return
+        follower.again_at = trio.current_time() + _ALONE_S
+        self._audible.discard(follower)
+        assert self.listener is not None
+        comers, late = follower.comers, follower.was_alone and not follower.late
+        alone = await self.listener.follow_again(follower.channel, late=late)
+        self._take_answer(follower, alone, comers=comers, late=late)
+        if alone and not follower.late:
+            self._audible.add(follower)
+
+    def _take_answer(self, follower: Follower, alone: bool, *, comers: int, late: bool) -> None:
+        """Take what the server said of a follower: whether it is alone, and, if it asked for that, claims late."""
+        follower.late = follower.late or (alone and late)
+        if alone and comers == follower.comers:
+            follower.was_alone = True
+            follower.ns.alone = follower.late
+        elif follower.late:
+            self._meet(follower)  # who came since then waits
+
+    def _meet(self, follower: Follower) -> None:
+        follower.ns.alone = False
+        self._met.add(follower)
+        self._somebody_came.set()
+
+    async def meet_others(self) -> None:
+        """Whoever comes to follow a namespace waits until every name in it is claimed."""
+        while True:
+            await self._somebody_came.wait()
+            self._somebody_came = trio.Event()
+            for follower in list(self._met):
+                try:
+                    await follower.ns.publish()
+                except FsError as error:
+                    _log.info("mounted.later", error=type(error).__name__)
+                    await trio.sleep(_MEET_AGAIN_S)
+                    self._somebody_came.set()
+                else:
+                    self._met.discard(follower)
+                    await self._tolerate(lambda follower=follower: self._be_late_no_more(follower))  # type: ignore[misc]
+
+    async def _be_late_no_more(self, follower: Follower) -> None:
+        """Where the connection is lost, the server knows by itself."""
+        if follower.late:
+            follower.late = False
             assert self.listener is not None
-            await self.listener.follow_again(follower.channel)
+            await self.listener.be_late_no_more(follower.channel)
 
     async def _settle_doubts(self, ns: Namespace) -> None:
         try:
@@ -277,6 +331,8 @@ class Mounted:
             self._unmeasured.discard(ns)
             self._touched.discard(ns)
             self._doubtful.discard(ns)
+            self._met.discard(follower)
+            await self._tolerate(lambda: self._be_late_no_more(follower))
             assert self.listener is not None
             await self._tolerate(lambda: self.listener.unsubscribe(follower.channel))  # type: ignore[union-attr]
 

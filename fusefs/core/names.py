@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import stat as stat_bits
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from fusefs.core.attributes import Caller, now_ns
@@ -72,13 +73,16 @@ class Names:
 
     async def create(self, parent: Inode, name: str, mode: int, flags: int, caller: Caller) -> tuple[Inode, Opened]:
         """open(2) with O_CREAT of a name that the kernel does not know. With O_EXCL the name is claimed
-        in Postgres before the answer; without, the file is this mount's alone until its first commit."""
+        in Postgres before the answer, unless this is the only mount (`Namespace.claims_late`); without, the file is
+        this mount's alone until its first commit."""
         path = self._new_path(parent, name)
         try:
             await self._settle_foreign(parent.node, name)
             node = await self._child(parent, name)
-            if node is None and not flags & os.O_EXCL and self.ns.vanished_just_now(path):
-                # What others made there would be found at the commit only, and a shell does not look at its answer.
+            claims = bool(flags & os.O_EXCL)
+            if node is None and (self.ns.vanished_just_now(path) if not claims else self.ns.claims_late):
+                # What others made there would be found at the commit only, and a shell does not look at its answer; and
+                # who gets a lock file reads what its last holder wrote.
                 await self.ns.barrier()
                 node = await self._child(parent, name)
             if node is not None:
@@ -86,11 +90,12 @@ class Names:
                     raise _look_again(path)
                 return await self._open(node, flags)
             paths.check(self.scope, Op.CREATE, path)
-            if flags & os.O_EXCL:
-                node, made = await self._claim(parent, name, Kind.FILE, mode, caller, handle=None)
+            ino = await self.ns.inos.next()
+            if claims and not self.ns.claims_late:  # asked after the last wait: a mount may have come meanwhile
+                node, made = await self._claim(parent, name, ino, Kind.FILE, mode, caller, handle=None)
                 expected: int | None = made
             else:
-                node = await self._uncommitted(parent, name, path, mode, caller)
+                node = self._uncommitted(parent, name, ino, path, mode, caller)
                 expected = None
         except FsError as error:
             self._refused("create", error, path, parent.node)
@@ -118,9 +123,8 @@ class Names:
             if inode.owner is not self._view:
                 await inode.owner.commit(inode)
 
-    async def _uncommitted(self, parent: Inode, name: str, path: str, mode: int, caller: Caller) -> Node:
+    def _uncommitted(self, parent: Inode, name: str, ino: int, path: str, mode: int, caller: Caller) -> Node:
         revived = self.session.revives(path)
-        ino = await self.ns.inos.next()
         node = Node(files.new_id() if revived is None else revived.id, Kind.FILE, ino, name, None)
         node.mode = stat_bits.S_IMODE(mode)
         node.uid, node.gid = self._owner_ids(parent.node, caller)
@@ -133,11 +137,10 @@ class Names:
         return node
 
     async def _claim(
-        self, parent: Inode, name: str, kind: Kind, mode: int, caller: Caller, *, handle: int | None
+        self, parent: Inode, name: str, ino: int, kind: Kind, mode: int, caller: Caller, *, handle: int | None
     ) -> tuple[Node, int]:
         path = self._new_path(parent, name)
         revived = self.session.revives(path) if kind is Kind.FILE else None
-        ino = await self.ns.inos.next()
         uid, gid = self._owner_ids(parent.node, caller)
         if kind is Kind.DIR and parent.node.mode & stat_bits.S_ISGID:
             mode |= stat_bits.S_ISGID
@@ -181,14 +184,13 @@ class Names:
         self.ns.name_appeared(directory, name, by=self._view)
         return node, row.version
 
-    async def _winner(self, directory: Node, name: str, path: str) -> Node | None:
-        """Who made a name first. No barrier finds that out for sure: a row is visible before its announcement is
-        sent."""
-        row = await files.stat(self.ns.db, self.scope, path)
-        winner = self.ns.take_row(row, directory, name)
+    async def _winner(self, directory: Node, name: str, path: str) -> None:
+        """Find out who made a name first. No barrier finds that out for sure: a row is visible before its announcement
+        is sent."""
+        with suppress(NotFound):  # it may be gone already
+            self.ns.take_row(await files.stat(self.ns.db, self.scope, path), directory, name)
         # Its removal may have been announced while it was asked for, before the mirror knew it.
         self.ns.tree.distrust(directory)
-        return winner
 
     async def mkdir(self, parent: Inode, name: str, mode: int, caller: Caller) -> Inode:
         path = self._new_path(parent, name)
@@ -196,7 +198,8 @@ class Names:
             await self._settle_foreign(parent.node, name)
             if await self._child(parent, name) is not None:
                 raise _look_again(path)
-            node, _ = await self._claim(parent, name, Kind.DIR, mode, caller, handle=None)
+            ino = await self.ns.inos.next()
+            node, _ = await self._claim(parent, name, ino, Kind.DIR, mode, caller, handle=None)
         except FsError as error:
             self._refused("mkdir", error, path, parent.node)
             raise

@@ -97,6 +97,8 @@ class Namespace:
         self.not_taken = 0
         self.views: list[Filesystem] = []
         self.live = False
+        # Nobody else follows, and who comes is waited for by `publish`.
+        self.alone = False
         # Raised when everything cached became doubtful: a listing asked for before is then asked for again.
         self.era = 0
         self._max_nodes = max_nodes
@@ -120,6 +122,24 @@ class Namespace:
                 await self._barrier()
             except Unavailable:
                 _log.info("namespace.barrier_lost", agent=self.agent_id)
+
+    @property
+    def claims_late(self) -> bool:
+        """Whether a name that one process alone may have (O_EXCL) can wait for its first commit: there is no other
+        mount and no other session to which it would have to be shown."""
+        return self.alone and len(self.views) == 1
+
+    async def publish(self) -> None:
+        """Commit what was made under names that are claimed late. Raises Unavailable."""
+        for handle in list(self.table.handles.values()):
+            node = handle.inode.node
+            if handle.exclusive and handle.inode.owner in self.views and not node.committed and not node.gone:
+                try:
+                    await handle.inode.owner.commit(handle.inode)
+                except Unavailable:
+                    raise
+                except FsError as error:
+                    _log.info("namespace.not_published", agent=self.agent_id, error=type(error).__name__)
 
     async def ask_quota(self) -> None:
         """Bring the quota up to date, if Postgres answers: it charges the commit in any case."""

@@ -37,6 +37,12 @@ _BACKOFF_MAX_S = 2.0
 _ECHO_S = 2.0
 """How long an announcement to itself may take before announcements count as swallowed."""
 _NAP_S = 0.005
+_CLAIMS_FIRST_S = 0.002
+_CLAIMS_MAX_S = 0.1
+_CLAIMS_S = 30.0
+"""How often and how long another follower is asked for the names that it has not claimed yet. Longer than the server
+takes to notice that a host has gone."""
+_BOOL = {False: b"f", True: b"t"}
 _CHANNEL_MAX = 63
 """Bytes of an identifier; Postgres cuts longer ones, and two channels could become one."""
 
@@ -46,8 +52,10 @@ _FAILED = (int(pq.ExecStatus.FATAL_ERROR), int(pq.ExecStatus.PIPELINE_ABORTED))
 _LISTEN = b"listen "
 _UNLISTEN = b"unlisten "
 _SET_TENANT = b"select set_config('fusefs.tenant', $1, true)"
-_FOLLOW = b"select fusefs_follow_v1($1, $2, $3, $4)"
+_FOLLOW = b"select fusefs_follow_v1($1, $2, $3, $4, $5)"
 _UNFOLLOW = b"select pg_advisory_unlock_shared(uuid_hash_extended($1, 1))"
+_IS_ANYBODY_LATE = b"select not pg_try_advisory_xact_lock(uuid_hash_extended($1, 3))"
+_BE_LATE_NO_MORE = b"select pg_advisory_unlock_shared(uuid_hash_extended($1, 3))"
 _ANNOUNCE = Query("announce_echo", "select pg_notify($1, '')")
 
 
@@ -69,14 +77,15 @@ class Channel:
     name: str
     scope: tuple[str, str] | None = None
 
-    def listen(self, origin: str, *, again: bool = False) -> list[_Command]:
-        """What makes a connection hear it, all at the end of one transaction; `again`: it did before. LISTEN comes
-        last: pg_stat_activity shows by that who listens."""
+    def listen(self, origin: str, *, again: bool = False, late: bool = False) -> list[_Command]:
+        """What makes a connection hear it, all at the end of one transaction; `again`: it did before; `late`: to claim
+        names late, if alone. The answer to the first but one says whether it is. LISTEN comes last: pg_stat_activity
+        shows by that who listens."""
         commands: list[_Command] = []
         if self.scope is not None:
             tenant_id, agent_id = (each.encode() for each in self.scope)
             commands.append((_SET_TENANT, [tenant_id]))
-            commands.append((_FOLLOW, [tenant_id, agent_id, origin.encode(), b"t" if again else b"f"]))
+            commands.append((_FOLLOW, [tenant_id, agent_id, origin.encode(), _BOOL[again], _BOOL[late]]))
         commands.append((_LISTEN + _identifier(self.name), []))
         return commands
 
@@ -86,15 +95,24 @@ class Channel:
             commands.append((_UNFOLLOW, [self.scope[1].encode()]))
         return commands
 
+    @property
+    def agent(self) -> list[bytes]:
+        assert self.scope is not None
+        return [self.scope[1].encode()]
+
 
 class _Round:
-    """What one round trip will do, and who waits for it. `lost`: nobody knows whether it was done; `refused`: it was
-    not, by an error, or a null that stands for one."""
+    """What one round trip will do, and who waits for it.
 
-    __slots__ = ("commands", "done", "lost", "refused")
+    Attributes: `values`: what each command said, in the first row and column; `lost`: nobody knows whether it was done;
+    `refused`: it was not, by an error.
+    """
+
+    __slots__ = ("commands", "done", "lost", "refused", "values")
 
     def __init__(self) -> None:
         self.commands: list[_Command] = []
+        self.values: list[bytes | None] = []
         self.done = trio.Event()
         self.lost = False
         self.refused = False
@@ -163,24 +181,66 @@ class Listener:
         """The server's process of the connection, while there is one."""
         return self._conn.backend_pid if self._conn is not None else None
 
-    async def subscribe(self, channel: Channel) -> None:
-        """Listen on one more channel; returns when it is in force, and no change of its namespace is kept quiet.
+    async def subscribe(self, channel: Channel, *, late: bool = False) -> bool:
+        """Listen on one more channel; returns when it is in force, no change of its namespace is kept quiet, and no
+        name is claimed late by others. Returns whether this program is the only one that follows the namespace.
 
-        Raises Unavailable while not live, where a change under way does not end within 3 s, or where the login cannot
-        see the namespace: the channel is not subscribed then.
+        Args:
+            late: claim names late if so, until `be_late_no_more`.
+
+        Raises Unavailable while not live; where a change under way does not end within 3 s; where another follower that
+        claims late does not answer within 30 s; where the login cannot see the namespace. The channel is not
+        subscribed then.
         """
-        commands = channel.listen(self._origin)
+        commands = channel.listen(self._origin, late=late)
         self._channels[channel.name] = channel
         try:
-            await self._join(commands)
+            said = await self._join(commands)
+            if channel.scope is None or said[1] == b"t":
+                return channel.scope is not None
+            if said[1] is None:
+                raise Unavailable(
+                    "the connection for announcements cannot see the agent",
+                    hint="The login of --listen-dsn needs the rights of that of --dsn.",
+                )
+            await self._wait_for_claims(channel)
         except BaseException:
             self._channels.pop(channel.name, None)
+            self._forget_soon(channel)
             raise
+        return False
 
-    async def follow_again(self, channel: Channel) -> None:
-        """Find out whether this program has become the only one that follows a channel to which it is subscribed, and
-        if so announce no more. Raises as `subscribe`."""
-        await self._join(channel.listen(self._origin, again=True))
+    async def follow_again(self, channel: Channel, *, late: bool) -> bool:
+        """Find out whether this program has become the only one that follows a channel to which it is subscribed; if so
+        it announces no more. `late`: and claims names late, which it does not yet. Raises Unavailable."""
+        return (await self._join(channel.listen(self._origin, again=True, late=late)))[1] == b"t"
+
+    async def be_late_no_more(self, channel: Channel) -> None:
+        """Every name is claimed, and the next ones will be at once. Raises Unavailable while not live; nobody waits for
+        a connection that was lost."""
+        await self._join([(_BE_LATE_NO_MORE, channel.agent)])
+
+    async def _wait_for_claims(self, channel: Channel) -> None:
+        """Return when nobody claims names of a namespace late. Asked again and again: a connection that waited for the
+        lock would bring no announcements."""
+        pause_s = _CLAIMS_FIRST_S
+        deadline = trio.current_time() + _CLAIMS_S
+        while await self._join([(_IS_ANYBODY_LATE, channel.agent)]) != [b"f"]:
+            if trio.current_time() > deadline:
+                raise Unavailable(
+                    "another mount of the agent does not answer",
+                    hint="The server forgets it 25 s after its host has gone. One that hangs must be ended.",
+                )
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _CLAIMS_MAX_S)
+
+    def _forget_soon(self, channel: Channel) -> None:
+        """Have the server know that a channel is not followed after all, with whatever is sent next."""
+        if not self.live:
+            return
+        if self._next is None:
+            self._next = _Round()
+        self._next.commands += channel.unlisten()
 
     async def unsubscribe(self, channel: Channel) -> None:
         """Stop listening on a channel. Raises Unavailable while not live; it is forgotten in any case."""
@@ -235,12 +295,14 @@ class Listener:
             self.live = False
             self._give_up()
 
-    async def _join(self, commands: list[_Command]) -> None:
+    async def _join(self, commands: list[_Command]) -> list[bytes | None]:
+        """Have commands run with the next round, and return what each said."""
         if not self.live:
             raise Unavailable("announcements from Postgres are not live")
         if self._next is None:
             self._next = _Round()
         joined = self._next
+        first = len(joined.commands)
         joined.commands += commands
         if self._in_flight is None:
             self._send_next()
@@ -250,10 +312,8 @@ class Listener:
         if joined.lost:
             raise Unavailable("the connection for announcements was lost")
         if joined.refused and commands:
-            raise Unavailable(
-                "the server refused to announce changes",
-                hint="Others' changes do not end, or the login of --listen-dsn cannot see the agent.",
-            )
+            raise Unavailable("the server refused to announce changes", hint="Others' changes do not end; try again.")
+        return joined.values[first : first + len(commands)]
 
     def _send_next(self) -> None:
         """Send the next round from whichever task has it: a switch to the reading task first would cost more
@@ -365,8 +425,10 @@ class Listener:
                 self._set_deadline(self._heartbeat_s)
                 if self._next is not None:
                     self._send_next()
-            elif result.status in _FAILED or (result.ntuples and result.get_value(0, 0) is None):
+            elif result.status in _FAILED:
                 self._in_flight.refused = True
+            else:
+                self._in_flight.values.append(result.get_value(0, 0) if result.ntuples else None)
         return news
 
     def _deliver(self, pgconn: pq.abc.PGconn) -> bool:
@@ -397,15 +459,14 @@ class Listener:
         try:
             echo = f"fusefs_echo_{uuid.uuid4().hex}"
             # Each in a transaction of its own, and in one order for all: two daemons must not wait for each other.
-            for channel in [Channel(echo), *sorted(self._channels.values(), key=lambda each: each.name)]:
-                for command, values in channel.listen(self._origin):
-                    conn.pgconn.send_query_params(command, values)
-                conn.pgconn.pipeline_sync()
-            with self._answering():
-                for _ in range(1 + len(self._channels)):
-                    results = await conn.finish_round()
-                    if any(result.status in _FAILED for result in results):
-                        raise Unavailable("the server refused to announce changes")
+            channels = [Channel(echo), *sorted(self._channels.values(), key=lambda each: each.name)]
+            await self._ask_each(conn, [channel.listen(self._origin) for channel in channels])
+            late = [channel for channel in channels if channel.scope is not None]
+            while late:
+                said = await self._ask_each(conn, [[(_IS_ANYBODY_LATE, channel.agent)] for channel in late])
+                late = [channel for channel, one in zip(late, said, strict=True) if one != [b"f"]]
+                if late:
+                    await trio.sleep(_CLAIMS_MAX_S)
             await self._announce(echo, limiter)
             with trio.move_on_after(_ECHO_S):
                 while not self._has_arrived(conn, echo):
@@ -424,6 +485,21 @@ class Listener:
         except BaseException:
             conn.close()
             raise
+
+    async def _ask_each(self, conn: Connection, transactions: list[list[_Command]]) -> list[list[bytes | None]]:
+        """Run some transactions in one round trip; what each of their commands said. Raises Unavailable."""
+        for commands in transactions:
+            for command, values in commands:
+                conn.pgconn.send_query_params(command, values)
+            conn.pgconn.pipeline_sync()
+        said = []
+        with self._answering():
+            for _ in transactions:
+                results = await conn.finish_round()
+                if any(result.status in _FAILED for result in results):
+                    raise Unavailable("the server refused to announce changes")
+                said.append([result.get_value(0, 0) if result.ntuples else None for result in results])
+        return said
 
     @contextlib.contextmanager
     def _answering(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 import trio
 
+from fusefs.db import listen
 from fusefs.db.listen import Channel, Listener
 from fusefs.rules.errors import Unavailable
 from tests import harness
@@ -45,11 +46,11 @@ class Follower:
 
 
 @asynccontextmanager
-async def following(namespace: harness.Namespace, origin: str) -> AsyncIterator[Follower]:
+async def following(namespace: harness.Namespace, origin: str, *, late: bool = False) -> AsyncIterator[Follower]:
     follower = Follower(namespace, origin)
     async with trio.open_nursery() as nursery:
         await nursery.start(follower.listener.run)
-        await follower.listener.subscribe(follower.channel)
+        await follower.listener.subscribe(follower.channel, late=late)
         yield follower
         nursery.cancel_scope.cancel()
 
@@ -132,11 +133,11 @@ async def test_who_is_left_alone_need_not_announce_any_more(namespace: harness.N
     own = writer("a")
     async with following(namespace, "a") as a:
         async with following(namespace, "b") as b:
-            await a.listener.follow_again(a.channel)
+            await a.listener.follow_again(a.channel, late=False)
             assert only_follower(namespace) is None, "b is there"
             await b.listener.unsubscribe(b.channel)
             own.make("/before-it-is-known")
-            await a.listener.follow_again(a.channel)
+            await a.listener.follow_again(a.channel, late=False)
             assert only_follower(namespace) == "a"
             await b.listener.subscribe(b.channel)
             assert only_follower(namespace) is None
@@ -202,7 +203,7 @@ async def test_a_change_that_does_not_end(namespace: harness.Namespace, writer: 
             await b.listener.barrier()
             assert b.heard == ["p"]
             own.conn.execute("commit")
-            await a.listener.follow_again(a.channel)
+            await a.listener.follow_again(a.channel, late=False)
             assert only_follower(namespace) == "a", "b does not count"
             await b.listener.subscribe(b.channel)
             assert only_follower(namespace) is None
@@ -215,10 +216,58 @@ async def test_a_namespace_that_cannot_be_seen_cannot_be_followed(namespace: har
     nowhere = Channel("c", (namespace.tenant_id, namespace.tenant_id))
     async with trio.open_nursery() as nursery:
         await nursery.start(follower.listener.run)
-        with pytest.raises(Unavailable, match="refused to announce"):
+        with pytest.raises(Unavailable, match="cannot see the agent"):
             await follower.listener.subscribe(nowhere)
         assert follower.listener.live
         nursery.cancel_scope.cancel()
+
+
+async def test_who_comes_waits_for_names_that_are_claimed_late(namespace: harness.Namespace) -> None:
+    async with following(namespace, "a", late=True) as a, trio.open_nursery() as nursery:
+        came = trio.Event()
+
+        @nursery.start_soon
+        async def come() -> None:
+            async with following(namespace, "b") as b:
+                came.set()
+                assert not await b.listener.follow_again(b.channel, late=True), "a is there"
+
+        with trio.fail_after(10):
+            while not await a.hears("follow"):
+                await trio.sleep(0.01)
+        for _ in range(5):
+            await a.listener.barrier()
+        assert not came.is_set()
+        await a.listener.be_late_no_more(a.channel)
+        with trio.fail_after(10):
+            await came.wait()
+
+
+async def test_who_claims_late_and_is_gone_is_waited_for_by_nobody(namespace: harness.Namespace) -> None:
+    async with following(namespace, "a", late=True) as a:
+        namespace.execute("select pg_terminate_backend(%s, 5000)", (a.listener.backend_pid,))
+        async with following(namespace, "b"):
+            with trio.fail_after(10):
+                while not a.listener.reconnects or not a.listener.live:
+                    await trio.sleep(0.01)
+            async with following(namespace, "c"):
+                pass
+
+
+async def test_who_claims_late_and_does_not_answer(
+    namespace: harness.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes is refused, and does not count: what is announced goes to nobody else."""
+    monkeypatch.setattr(listen, "_CLAIMS_S", 0.5)
+    async with following(namespace, "a", late=True) as a:
+        b = Follower(namespace, "b")
+        async with trio.open_nursery() as nursery:
+            await nursery.start(b.listener.run)
+            with pytest.raises(Unavailable, match="does not answer"):
+                await b.listener.subscribe(b.channel)
+            await b.listener.barrier()
+            assert await a.listener.follow_again(a.channel, late=False), "b does not count"
+            nursery.cancel_scope.cancel()
 
 
 async def test_the_move_of_a_directory_is_told_in_any_case(namespace: harness.Namespace, writer: MakeWriter) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -9,7 +10,10 @@ from pathlib import Path
 import psycopg
 
 from tests import harness
+from tests.mount.posix_support import errno_of
 from tests.mount.sides import eventually
+
+EXCLUSIVE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 class Writer(threading.Thread):
@@ -90,6 +94,109 @@ def test_mounts_that_come_and_go_see_all_that_another_writes(
         writer.ended = True
         writer.join(60)
     assert writer.failed is None, writer.failed
+
+
+# -- Names that one process alone may have ----------------------------------------------------------------
+
+
+def stored(namespace: harness.Namespace, name: str) -> list[tuple[int, str]]:
+    return namespace.execute(
+        "select version, content from agent_files where agent_id = %s and path = %s", (namespace.agent_id, f"/{name}")
+    )
+
+
+def test_the_only_mount_claims_at_the_first_close(mount: harness.MountFactory, namespace: harness.Namespace) -> None:
+    mounted = mount(session="s-one")
+    fd = os.open(mounted.path / "f", EXCLUSIVE)
+    os.write(fd, b"text\n")
+    assert stored(namespace, "f") == []
+    assert errno_of(lambda: os.open(mounted.path / "f", EXCLUSIVE)) == errno.EEXIST
+    os.close(fd)
+    assert stored(namespace, "f") == [(1, "text\n")]
+    namespace.execute(
+        "insert into agent_files (tenant_id, agent_id, path, content) values (%s, %s, '/g', '')",
+        (namespace.tenant_id, namespace.agent_id),
+    )
+    assert errno_of(lambda: os.open(mounted.path / "g", EXCLUSIVE)) == errno.EEXIST, "the barrier was taken"
+
+
+def test_who_comes_finds_what_others_hold(mount: harness.MountFactory, namespace: harness.Namespace) -> None:
+    """Names that were not claimed are, before a second mount shows anything."""
+    first = mount(session="s-first")
+    empty, begun, gone = (os.open(first.path / name, EXCLUSIVE) for name in ("empty", "begun", "gone"))
+    os.write(begun, b"one\n")
+    os.unlink(first.path / "gone")
+    second = mount(session="s-second")
+    assert stored(namespace, "empty") == [(1, "")]
+    assert stored(namespace, "begun") == [(1, "one\n")]
+    for name in ("empty", "begun"):
+        assert errno_of(lambda name=name: os.open(second.path / name, EXCLUSIVE)) == errno.EEXIST  # type: ignore[misc]
+    os.close(os.open(second.path / "gone", EXCLUSIVE))
+    os.write(begun, b"two\n")
+    for fd in (empty, begun, gone):
+        os.close(fd)
+    assert stored(namespace, "begun") == [(2, "one\ntwo\n")]
+    late = os.open(first.path / "late", EXCLUSIVE)
+    assert stored(namespace, "late") == [(0, "")], "claimed at once, since there are two"
+    os.close(late)
+
+
+def test_a_second_session_sees_what_the_first_holds(mount: harness.MountFactory, namespace: harness.Namespace) -> None:
+    agent = mount(layout="host").path / namespace.tenant / namespace.agent
+    first, second = agent / "s-first", agent / "s-second"
+    first.mkdir()
+    fd = os.open(first / "lock", EXCLUSIVE)
+    assert stored(namespace, "lock") == []
+    second.mkdir()
+    assert (second / "lock").exists()
+    assert errno_of(lambda: os.open(second / "lock", EXCLUSIVE)) == errno.EEXIST
+    os.close(fd)
+
+
+def test_a_lock_file_has_one_holder_while_mounts_come(mount: harness.MountFactory) -> None:
+    """Each adds to a number under a lock file, the first from before the others are there."""
+    mounts = [mount(session="s-0")]
+    (mounts[0].path / "number").write_text("0")
+    ended = threading.Event()
+    counts = [0, 0, 0]
+    failed: list[Exception] = []
+
+    def count(number: int) -> None:
+        root = mounts[number].path
+        try:
+            while not ended.is_set():
+                try:
+                    lock = os.open(root / "lock", EXCLUSIVE)
+                except OSError as error:
+                    if error.errno not in (errno.EEXIST, errno.ESTALE):  # the latter: lost twice in one call
+                        raise
+                    continue
+                value = int((root / "number").read_text())
+                (root / "number").write_text(str(value + 1))
+                counts[number] += 1
+                os.unlink(root / "lock")
+                os.close(lock)
+        except Exception as error:  # noqa: BLE001  (handed to the test)
+            failed.append(error)
+
+    threads = [threading.Thread(target=count, args=(0,))]
+    threads[0].start()
+    try:
+        for number in (1, 2):
+            eventually(lambda number=number: failed or counts[number - 1] > 10, "the one before counts")  # type: ignore[misc]
+            mounts.append(mount(session=f"s-{number}"))
+            threads.append(threading.Thread(target=count, args=(number,)))
+            threads[-1].start()
+        eventually(lambda: failed or counts[2] > 10, "the last one counts")
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join(60)
+    assert not failed, failed
+    eventually(lambda: int((mounts[0].path / "number").read_text()) == sum(counts), f"{counts}")
+
+
+# -- Alone again ------------------------------------------------------------------------------------------
 
 
 def test_who_is_left_alone_announces_no_more(mount: harness.MountFactory, namespace: harness.Namespace) -> None:

@@ -250,10 +250,13 @@ grant usage on sequence fusefs_ino to fusefs_daemon;
 -- is visible; who ends another's silence takes it exclusively: what was not announced is there to be loaded
 -- afterwards. Returns whether p_origin is the only follower, null where there is no such namespace. Raises
 -- lock_not_available where a change takes longer than 3 s.
-create function fusefs_follow_v1(p_tenant uuid, p_agent uuid, p_origin text, p_again boolean) returns boolean
-  language plpgsql set lock_timeout = '3s' as $$
+-- The only follower may claim names late (p_late): it holds the third lock for as long as it does. Whoever is not the only
+-- one waits until nobody has that, once this transaction has told of it.
+create function fusefs_follow_v1(p_tenant uuid, p_agent uuid, p_origin text, p_again boolean, p_late boolean)
+  returns boolean language plpgsql set lock_timeout = '3s' as $$
 declare
   v_presence bigint := uuid_hash_extended(p_agent, 1);
+  v_channel text;
   v_only text;
   v_next text;
 begin
@@ -266,7 +269,13 @@ begin
   begin
     -- Exclusive beside one's own shared one: nobody else has it, and nobody comes until this transaction ends.
     v_next := case when pg_try_advisory_xact_lock(v_presence) then p_origin end;
-    select only_follower into v_only from agent_namespaces where tenant_id = p_tenant and agent_id = p_agent;
+    select channel, only_follower into v_channel, v_only from agent_namespaces
+      where tenant_id = p_tenant and agent_id = p_agent;
+    if v_next is null and (v_only is not null or not p_again) then
+      perform pg_notify(v_channel, json_build_array(p_origin, 'follow')::text);
+    elsif v_next is not null and p_late then
+      perform pg_advisory_lock_shared(uuid_hash_extended(p_agent, 3));
+    end if;
     if v_only is distinct from v_next then
       if v_only is not null then
         perform pg_advisory_xact_lock(uuid_hash_extended(p_agent, 2));
