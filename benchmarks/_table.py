@@ -57,6 +57,7 @@ TABLE = (
     Row("git-clone", "trees.py", "`git clone` of 2000 files, then `git status`", _JUICEFS, at_least=4),
     Row("unpack", "trees.py", "`tar x` of 4000 small files in 2400 directories", _JUICEFS, at_least=5),
     Row("create-small", "creates.py", "create, write 1 KB, close", _FLOORS, at_most=5),
+    Row("create-followed", "creates.py", "the same where a second mount follows", _FLOORS),
     Row("durability-relaxed", "creates.py", "the same with `--durability relaxed`", "times as fast as with full"),
     Row("rename-directory", "renames.py", "a directory of 1000 files, of 1 KB and of 100 KB", _FLOORS, at_most=100),
     Row(

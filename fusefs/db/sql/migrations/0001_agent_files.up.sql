@@ -250,8 +250,8 @@ grant usage on sequence fusefs_ino to fusefs_daemon;
 -- is visible; who ends another's silence takes it exclusively: what was not announced is there to be loaded
 -- afterwards. Returns whether p_origin is the only follower, null where there is no such namespace. Raises
 -- lock_not_available where a change takes longer than 3 s.
--- The only follower may claim names late (p_late): it holds the third lock for as long as it does. Whoever is not the only
--- one waits until nobody has that, once this transaction has told of it.
+-- The only follower may claim names late (p_late): it holds the third lock, shared, for as long as it does. Whoever is not
+-- the only one shows nothing until nobody has that; a follower who comes is announced for this.
 create function fusefs_follow_v1(p_tenant uuid, p_agent uuid, p_origin text, p_again boolean, p_late boolean)
   returns boolean language plpgsql set lock_timeout = '3s' as $$
 declare
