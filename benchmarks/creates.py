@@ -4,7 +4,8 @@
     benchmarks/creates.py [--quick]
 
 In turn, five times: pgbench's committed upsert of 1 KB; 500 files created, written (1 KB) and closed in a directory of
-their own, in an agent's only mount, in one with `--durability relaxed`, and in one of two. Quick: three times, 100 files.
+their own, in an agent's only mount, in one with `--durability relaxed`, and in one of two. Quick: three times, 100
+files.
 """
 
 from __future__ import annotations

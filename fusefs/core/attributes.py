@@ -8,7 +8,7 @@ from __future__ import annotations
 import stat as stat_bits
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 _CLOCK_REALTIME_COARSE = 5
 """clock_gettime(2) on Linux; Python's `time` does not name it."""
@@ -65,8 +65,7 @@ class Space:
     free_files: int
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     """Who made the request."""
 
     uid: int

@@ -8,7 +8,7 @@ Threading: one trio thread; no method awaits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from fusefs.db.pool import Attempt
 from fusefs.rules.model import NO_ATTRS, Attrs
@@ -16,8 +16,7 @@ from fusefs.rules.model import NO_ATTRS, Attrs
 _TICK_NS = 10_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(NamedTuple):
     """What one commit takes of a buffer: its bytes, the attributes that ride along, and the version and
     size of the file that it finds."""
 
@@ -125,7 +124,7 @@ class Buffer:
         self.committing = len(taken.data)
         self.pending = False
         changed = self.data != taken.data if self.whole else len(self.data) > len(taken.data)
-        self.dirty = changed or replace(self.attrs, mtime_ns=self.mtime_ns) != taken.attrs
+        self.dirty = changed or self.attrs._replace(mtime_ns=self.mtime_ns) != taken.attrs
 
     def continue_appending(self, committed: int) -> None:
         """Turn a whole buffer, whose first bytes are committed, into one that only appends."""

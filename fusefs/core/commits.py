@@ -10,7 +10,6 @@ dirty again.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import trio
 
@@ -285,7 +284,7 @@ class Commits:
         if created:
             if node.parent is not None:
                 ns.tree.touch(node)
-                ns.directory_changed(node.parent)
+                ns.store_time_of(node.parent)
                 ns.name_appeared(node.parent, node.name, by=self._view)
         else:
             ns.content_changed(node, by=self._view)
@@ -386,7 +385,7 @@ class Commits:
             if handle is not None and any(other is not handle for other in inode.changers):
                 return  # opened meanwhile: its close tries again
             path = node.path
-            attrs = replace(buffer.attrs, mtime_ns=now_ns() if buffer.mtime_ns is None else buffer.mtime_ns)
+            attrs = buffer.attrs._replace(mtime_ns=now_ns() if buffer.mtime_ns is None else buffer.mtime_ns)
             attempt, taken = buffer.unsettled or (None, None)
             backend = None if attempt is None else attempt.backend
             rescued = Rescued(

@@ -15,7 +15,7 @@ import os
 import struct
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import trio
 
@@ -322,8 +322,7 @@ class InodeTable:
             inode.owner.forgotten(inode)
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(NamedTuple):
     """The answer to open: the handle, and how the kernel may cache it."""
 
     handle: Handle

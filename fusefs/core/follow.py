@@ -69,7 +69,6 @@ class Follower:
             if self.ns.moving:
                 self._take_own_move(payload)
             return False
-        telemetry.counters.requests["announcement"] += 1
         try:
             self._apply(json.loads(payload))
         except Exception as error:  # noqa: BLE001  (the listener's task must outlive any announcement)
@@ -78,14 +77,15 @@ class Follower:
         return True
 
     def _apply(self, fields: Any) -> None:
-        if fields[1] == "reload":
-            self.distrust_all()
-            return
-        if fields[1] == "follow":
+        op = fields[1]
+        if op == "follow":
             self.comers += 1
             self.ns.alone = self.was_alone = False
             return
-        op = fields[1]
+        telemetry.counters.requests["announcement"] += 1
+        if op == "reload":
+            self.distrust_all()
+            return
         row, old_path, old = _parse(fields)
         if op == "put":
             self._put(row, old)

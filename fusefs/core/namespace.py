@@ -502,8 +502,12 @@ class Namespace:
         `namespaces.touch_directories`); `store` is off for what other daemons did."""
         directory.mtime_ns = directory.ctime_ns = max(now_ns(), directory.mtime_ns)
         if store:
-            self._touched[directory.id] = directory.mtime_ns
-            self._all_touched.add(self)
+            self.store_time_of(directory)
+
+    def store_time_of(self, directory: Node) -> None:
+        """Have a directory's mtime stored as it is: an entry that came a while ago is in Postgres now."""
+        self._touched[directory.id] = directory.mtime_ns
+        self._all_touched.add(self)
 
     def directory_times_set(self, directory: Node) -> None:
         """Someone set the times on purpose, which no pending touch may undo."""

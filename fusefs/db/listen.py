@@ -95,10 +95,10 @@ class Channel:
             commands.append((_UNFOLLOW, [self.scope[1].encode()]))
         return commands
 
-    @property
-    def agent(self) -> list[bytes]:
+    def ask(self, command: bytes) -> list[_Command]:
+        """A command about the agent."""
         assert self.scope is not None
-        return [self.scope[1].encode()]
+        return [(command, [self.scope[1].encode()]), (_LISTEN + _identifier(self.name), [])]
 
 
 class _Round:
@@ -218,14 +218,14 @@ class Listener:
     async def be_late_no_more(self, channel: Channel) -> None:
         """Every name is claimed, and the next ones will be at once. Raises Unavailable while not live; nobody waits for
         a connection that was lost."""
-        await self._join([(_BE_LATE_NO_MORE, channel.agent)])
+        await self._join(channel.ask(_BE_LATE_NO_MORE))
 
     async def _wait_for_claims(self, channel: Channel) -> None:
         """Return when nobody claims names of a namespace late. Asked again and again: a connection that waited for the
         lock would bring no announcements."""
         pause_s = _CLAIMS_FIRST_S
         deadline = trio.current_time() + _CLAIMS_S
-        while await self._join([(_IS_ANYBODY_LATE, channel.agent)]) != [b"f"]:
+        while (await self._join(channel.ask(_IS_ANYBODY_LATE)))[0] != b"f":
             if trio.current_time() > deadline:
                 raise Unavailable(
                     "another mount of the agent does not answer",
@@ -463,8 +463,8 @@ class Listener:
             await self._ask_each(conn, [channel.listen(self._origin) for channel in channels])
             late = [channel for channel in channels if channel.scope is not None]
             while late:
-                said = await self._ask_each(conn, [[(_IS_ANYBODY_LATE, channel.agent)] for channel in late])
-                late = [channel for channel, one in zip(late, said, strict=True) if one != [b"f"]]
+                said = await self._ask_each(conn, [channel.ask(_IS_ANYBODY_LATE) for channel in late])
+                late = [channel for channel, one in zip(late, said, strict=True) if one[0] != b"f"]
                 if late:
                     await trio.sleep(_CLAIMS_MAX_S)
             await self._announce(echo, limiter)

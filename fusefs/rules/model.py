@@ -6,9 +6,8 @@ Decided here and only here: the kinds of node and the shape of a row's metadata.
 from __future__ import annotations
 
 import stat
-from dataclasses import dataclass
 from enum import Enum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 Ino = NewType("Ino", int)
 """An incarnation's number (column `ino`)."""
@@ -42,8 +41,7 @@ _MODE_TYPE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRow:
+class NodeRow(NamedTuple):
     """The metadata of one row, without its content.
 
     `version` may be `CLAIMED`. Times are nanoseconds since 1970.
@@ -64,16 +62,14 @@ class NodeRow:
     session: str
 
 
-@dataclass(frozen=True, slots=True)
-class Renamed:
+class Renamed(NamedTuple):
     """What a rename left behind: the row that is at the new name, and at which version the source was when it moved."""
 
     row: NodeRow
     moved: int
 
 
-@dataclass(frozen=True, slots=True)
-class Attrs:
+class Attrs(NamedTuple):
     """Mode, owner and modification time to store; None leaves the column alone."""
 
     mode: int | None = None
@@ -85,8 +81,7 @@ class Attrs:
 NO_ATTRS = Attrs()
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """What a successful write left behind."""
 
     id: str
