@@ -147,8 +147,8 @@ class Follower:
             self._update(known, row)
             return
         parent_path, name = paths.split(row.path)
-        parent = ns.tree.find(parent_path)
-        if parent is None or parent.kind is not Kind.DIR:
+        parent = self._directory(parent_path)
+        if parent is None:
             return
         ns.directory_changed(parent, store=False)
         present = parent.children.get(name)
@@ -180,7 +180,7 @@ class Follower:
         ns.usage.add(-1, -row.size)
         ns.tree.bury(row.id, row.version)
         node = ns.tree.by_id.get(row.id)
-        parent = ns.tree.find(paths.split(row.path)[0]) if node is None else node.parent
+        parent = self._directory(paths.split(row.path)[0]) if node is None else node.parent
         if node is not None and node.version < row.version and parent is not None:
             name = node.name
             ns.tree.detach(node, row.version)
@@ -197,7 +197,7 @@ class Follower:
         source = ns.tree.find(old_path)
         if source is not None and source.row_ino != row.ino:
             source = None
-        old_parent, parent = ns.tree.find(old_parent_path), ns.tree.find(parent_path)
+        old_parent, parent = self._directory(old_parent_path), self._directory(parent_path)
         target = ns.tree.find(row.path)
         if target is not None and not target.committed:
             # This mount's own uncommitted file loses its name when it commits, or was committed just now.
@@ -232,6 +232,11 @@ class Follower:
                 ns.directory_changed(directory, store=False)
                 ns.name_appeared(directory, changed)
                 ns.attrs_changed(directory)
+
+    def _directory(self, path: str) -> Node | None:
+        """What is known at a path, if it is a directory: an announcement may name something below a file."""
+        node = self.ns.tree.find(path)
+        return node if node is not None and node.kind is Kind.DIR else None
 
     def _forget_name(self, directory: Node, name: str) -> None:
         ns = self.ns

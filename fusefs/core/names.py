@@ -166,13 +166,15 @@ class Names:
         self, directory: Node, name: str, path: str, make: Callable[[], Awaitable[NodeRow]]
     ) -> tuple[Node, int]:
         """Make a row at a name, and take it into the mirror. Whoever wins the name reads what its last holder
-        wrote: it may be a lock. Also returns the version that was made: others may have written to it by now."""
+        wrote: it may be a lock (the only mount knows what its own processes wrote). Also returns the version that was
+        made: others may have written to it by now."""
         try:
             row = await self._in_directory(directory, make)
         except Exists:
             await self._winner(directory, name, path)
             raise _look_again(path) from None
-        await self.ns.barrier()
+        if not self.ns.alone:
+            await self.ns.barrier()
         node = self.ns.take_row(row, directory, name)
         if node is None:
             raise StaleVersion("deleted by others at once", path=path)

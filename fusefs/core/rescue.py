@@ -67,7 +67,7 @@ class RescueDirectory:
                 "session": scope.session,
                 "principal": scope.principal.value,
             },
-            "rescued": asdict(rescued),
+            "rescued": {**asdict(rescued), "attrs": rescued.attrs._asdict()},
         }
         data = json.dumps(header).encode() + b"\n" + content
         partial, name = f"{kept_id}.part", f"{kept_id}.rescued"

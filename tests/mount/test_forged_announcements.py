@@ -241,6 +241,16 @@ def test_an_announcement_with_the_mounts_own_origin_is_not_read(mount: harness.M
     assert (mounted.path / "f").stat().st_mode & 0o777 == 0o644
 
 
+def test_the_removal_of_something_below_a_file_is_nothing(duo: Duo, forger: Forger) -> None:
+    """A file is no directory, whose time would change; the kernel is made to ask."""
+    path = duo.a / "f"
+    before = path.stat().st_mtime_ns
+    forger.send(forged({**UNKNOWN, "op": "delete", "path": duo.files.path("f/below")}))
+    taken(duo)
+    os.chmod(path, 0o600)
+    assert path.stat().st_mtime_ns == before
+
+
 def test_postgres_takes_no_longer_one(forger: Forger) -> None:
     with pytest.raises(psycopg.errors.InvalidParameterValue):
         forger.send("x" * 8000)
