@@ -184,7 +184,7 @@ class Commits:
                 if parent is None or not await ns.follow_move(parent, parent.path) or node.gone:
                     raise StaleVersion("its directory was deleted by others", path=path) from None
             except StaleVersion:
-                if not (buffer.appends_only and handle.joins):
+                if not (buffer.appends_only and handle.joins and all(each.joins for each in inode.changers)):
                     raise
                 try:
                     row = await files.stat(ns.db, scope, node.path)

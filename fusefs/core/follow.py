@@ -47,6 +47,7 @@ class Follower:
         was_alone: nobody did when that was asked last.
         late: the server knows that this daemon claims names late (`Namespace.alone`).
         comers: how many others said that they follow.
+        losses: how often the connection was lost.
     """
 
     def __init__(self, ns: Namespace, origin: str) -> None:
@@ -56,6 +57,7 @@ class Follower:
         self.was_alone = False
         self.late = False
         self.comers = 0
+        self.losses = 0
         # json_build_array writes it so. Most announcements that arrive are our own.
         self._own = f'["{origin}",'
         self._own_coming = f'["{origin}", "follow"]'
@@ -108,6 +110,7 @@ class Follower:
 
     def lost(self) -> None:
         """Announcements may have been missed: nothing cached counts until `live`."""
+        self.losses += 1
         self.ns.live = self.ns.alone = self.was_alone = self.late = False
         self.distrust_all()
 

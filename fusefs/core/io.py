@@ -401,8 +401,8 @@ class FileIo:
             return
         if buffer.pending and not (buffer.dirty or buffer.committing is not None):
             handle.flushes += 1
-            if handle.flushes == 1:
-                return
+            if handle.flushes == 1 and not (handle.exclusive and not handle.inode.node.committed):
+                return  # a lock file is there when its close returns
         elif not buffer.uncommitted:
             return
         await self.commits.commit(handle.inode, handle)

@@ -35,7 +35,7 @@ from fusefs.store import namespaces
 _ROUND_S = 2.0
 _ALONE_S = 16.0
 """How often a daemon that announces asks whether it need."""
-_MEET_AGAIN_S = 0.1
+_ATTEND_AGAIN_S = 0.2
 _LAST_STEPS_S = 0.5
 """What noting times and the ends of sessions may take beyond the deadline of the buffers, and where Postgres did not
 take these."""
@@ -65,7 +65,7 @@ class Mounted:
         self.listener: Listener | None = None
         self._followers: dict[str, Follower] = {}
         self._namespaces: dict[tuple[str, str], Namespace] = {}
-        self._opening = trio.Lock()
+        self._openings: dict[tuple[str, str], trio.Lock] = {}
         self.rescue = RescueDirectory(settings.rescue_dir)
         self._inos: dict[str, Inos] = {}
         # What the background has to look at, so that it does nothing for namespaces in which nothing happens.
@@ -74,8 +74,10 @@ class Mounted:
         self._touched: set[Namespace] = set()
         self._doubtful: set[Namespace] = set()
         self._audible: set[Follower] = set()
+        # Whose names are to be claimed, since others came; and who is to be subscribed to again.
         self._met: set[Follower] = set()
-        self._somebody_came = trio.Event()
+        self._returning: set[Follower] = set()
+        self._wake = trio.Event()
         self._next_index = 0
         self._rounds = 0
         self._started_ns = time.time_ns()
@@ -111,9 +113,8 @@ class Mounted:
                 inos.clear()
             for fs in self.sessions:
                 fs.session.start_anew(self._started_ns)
-        for follower in self._followers.values():
-            follower.found()
-            self._audible.add(follower)
+        self._returning.update(self._followers.values())
+        self._wake.set()
         self._unmeasured.update(self._namespaces.values())
 
     async def barrier(self) -> None:
@@ -126,7 +127,7 @@ class Mounted:
     async def namespace(self, tenant_id: str, agent_id: str) -> Namespace:
         """The namespace of an agent, opened on first use: LISTEN first, so that what is loaded later is
         followed from then on. Raises UnknownScope."""
-        async with self._opening:
+        async with self._opening(tenant_id, agent_id):
             found = self._namespaces.get((tenant_id, agent_id))
             if found is not None:
                 self._unused.discard(found)
@@ -151,12 +152,10 @@ class Mounted:
             )
             follower = self._followers[row.channel] = Follower(ns, self.origin)
             try:
-                alone = await self.listener.subscribe(follower.channel, late=True)
-                self._take_answer(follower, alone, comers=0, late=True)
+                await self._follow(follower, late=True)
             except BaseException:
                 del self._followers[row.channel]
                 raise
-            follower.found()
             self._namespaces[tenant_id, agent_id] = ns
             self._unmeasured.add(ns)
             return ns
@@ -261,50 +260,91 @@ class Mounted:
         if trio.current_time() < follower.again_at:
             return
         follower.again_at = trio.current_time() + _ALONE_S
-        self._audible.discard(follower)
         assert self.listener is not None
-        comers, late = follower.comers, follower.was_alone and not follower.late
+        comers, losses, late = follower.comers, follower.losses, follower.was_alone and not follower.late
         alone = await self.listener.follow_again(follower.channel, late=late)
-        self._take_answer(follower, alone, comers=comers, late=late)
+        self._audible.discard(follower)
+        self._take_answer(follower, alone, comers, losses, late=late)
         if alone and not follower.late:
             self._audible.add(follower)
 
-    def _take_answer(self, follower: Follower, alone: bool, *, comers: int, late: bool) -> None:
-        """Take what the server said of a follower: whether it is alone, and, if it asked for that, claims late."""
+    async def _follow(self, follower: Follower, *, late: bool) -> None:
+        """Subscribe to a namespace's channel; from then on it is live. Raises Unavailable."""
+        assert self.listener is not None
+        comers, losses = follower.comers, follower.losses
+        alone = await self.listener.subscribe(follower.channel, late=late)
+        self._take_answer(follower, alone, comers, losses, late=late)
+        if losses == follower.losses:
+            follower.found()
+
+    def _take_answer(self, follower: Follower, alone: bool, comers: int, losses: int, *, late: bool) -> None:
+        """Take what the server said of a follower: whether it is alone, and, if it asked for that, claims late. Who
+        came or was met since it was asked is not forgotten for it."""
+        if losses != follower.losses:
+            return
         follower.late = follower.late or (alone and late)
-        if alone and comers == follower.comers:
+        if alone and comers == follower.comers and follower not in self._met:
             follower.was_alone = True
             follower.ns.alone = follower.late
         elif follower.late:
-            self._meet(follower)  # who came since then waits
+            self._meet(follower)
 
     def _meet(self, follower: Follower) -> None:
         follower.ns.alone = False
         self._met.add(follower)
-        self._somebody_came.set()
+        self._wake.set()
 
-    async def meet_others(self) -> None:
-        """Whoever comes to follow a namespace waits until every name in it is claimed."""
-        while True:
-            await self._somebody_came.wait()
-            self._somebody_came = trio.Event()
-            for follower in list(self._met):
-                try:
-                    await follower.ns.publish()
-                except FsError as error:
-                    _log.info("mounted.later", error=type(error).__name__)
-                    await trio.sleep(_MEET_AGAIN_S)
-                    self._somebody_came.set()
-                else:
-                    self._met.discard(follower)
-                    await self._tolerate(lambda follower=follower: self._be_late_no_more(follower))  # type: ignore[misc]
+    async def attend_to_followers(self) -> None:
+        """Whoever comes to follow a namespace waits until every name in it is claimed; and each namespace that lost its
+        announcements is followed again. A task for each: none waits for another's Postgres."""
+        begun: set[tuple[bool, Follower]] = set()
 
-    async def _be_late_no_more(self, follower: Follower) -> None:
-        """Where the connection is lost, the server knows by itself."""
-        if follower.late:
-            follower.late = False
-            assert self.listener is not None
-            await self.listener.be_late_no_more(follower.channel)
+        async def once(coming_back: bool, follower: Follower) -> None:
+            try:
+                await (self._come_back(follower) if coming_back else self._claim_all(follower))
+            finally:
+                begun.discard((coming_back, follower))
+
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._wake.wait()
+                self._wake = trio.Event()
+                due = {(False, follower) for follower in self._met} | {(True, each) for each in self._returning}
+                for each in due - begun:
+                    begun.add(each)
+                    nursery.start_soon(once, *each)
+
+    async def _claim_all(self, follower: Follower) -> None:
+        """Claim the names of a namespace, and let those go on who wait for it."""
+        while follower in self._met:
+            try:
+                await follower.ns.publish()
+                if follower.late:
+                    losses = follower.losses
+                    assert self.listener is not None
+                    await self.listener.be_late_no_more(follower.channel)
+                    follower.late = follower.late and losses != follower.losses
+                self._met.discard(follower)
+            except FsError as error:
+                _log.info("mounted.later", error=type(error).__name__)
+                await trio.sleep(_ATTEND_AGAIN_S)
+
+    async def _come_back(self, follower: Follower) -> None:
+        """Follow a namespace again. Who is alone now claims late a while later: another mount that lost its connection
+        at the same time may not be back yet."""
+        while follower in self._returning:
+            try:
+                await self._follow(follower, late=False)
+                self._returning.discard(follower)
+                follower.again_at = trio.current_time() + _ALONE_S
+                self._audible.add(follower)
+            except FsError as error:
+                _log.info("mounted.later", error=type(error).__name__)
+                await trio.sleep(_ATTEND_AGAIN_S)
+
+    def _opening(self, tenant_id: str, agent_id: str) -> trio.Lock:
+        """One agent's mounts wait for each other, and for no other agent's."""
+        return self._openings.setdefault((tenant_id, agent_id), trio.Lock())
 
     async def _settle_doubts(self, ns: Namespace) -> None:
         try:
@@ -320,19 +360,17 @@ class Mounted:
 
     async def _close_namespace(self, ns: Namespace) -> None:
         """Forget a namespace without sessions, and stop listening to it."""
-        async with self._opening:
+        async with self._opening(ns.tenant_id, ns.agent_id):
             self._unused.discard(ns)
             if ns.views:
                 return  # a session was opened meanwhile
             await self._tolerate(ns.store_times)
             del self._namespaces[ns.tenant_id, ns.agent_id]
             follower = self._followers.pop(ns.channel)
-            self._audible.discard(follower)
-            self._unmeasured.discard(ns)
-            self._touched.discard(ns)
-            self._doubtful.discard(ns)
-            self._met.discard(follower)
-            await self._tolerate(lambda: self._be_late_no_more(follower))
+            for followers in (self._audible, self._met, self._returning):
+                followers.discard(follower)
+            for namespaces_ in (self._unmeasured, self._touched, self._doubtful):
+                namespaces_.discard(ns)
             assert self.listener is not None
             await self._tolerate(lambda: self.listener.unsubscribe(follower.channel))  # type: ignore[union-attr]
 

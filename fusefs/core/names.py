@@ -158,6 +158,7 @@ class Names:
                 attrs=attrs,
                 handle=handle,
                 revive=None if revived is None else revived.id,
+                heard=self.ns.live or kind is not Kind.FILE,
             )
 
         return await self._make(parent.node, name, path, claim)

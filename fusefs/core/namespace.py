@@ -133,12 +133,17 @@ class Namespace:
         """Commit what was made under names that are claimed late. Raises Unavailable."""
         for handle in list(self.table.handles.values()):
             node = handle.inode.node
-            if handle.exclusive and handle.inode.owner in self.views and not node.committed and not node.gone:
+            if not handle.exclusive or handle.inode.owner not in self.views:
+                continue
+            for _ in range(_ATTEMPTS):
+                if node.committed or node.gone:
+                    break
                 try:
                     await handle.inode.owner.commit(handle.inode)
                 except Unavailable:
                     raise
                 except FsError as error:
+                    # What was written met a limit, say: an empty file is what is left to be made.
                     _log.info("namespace.not_published", agent=self.agent_id, error=type(error).__name__)
 
     async def ask_quota(self) -> None:

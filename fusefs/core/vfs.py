@@ -27,7 +27,9 @@ from fusefs.rules.errors import (
     FsError,
     NotADirectory,
     NotPermitted,
+    OverQuota,
     PathTooLong,
+    TooLarge,
 )
 from fusefs.rules.model import Attrs, Kind
 from fusefs.rules.paths import Op
@@ -306,7 +308,11 @@ class SessionFs(Filesystem):
     async def commit(self, inode: Inode) -> None:
         if inode.buffer is not None and inode.buffer.uncommitted:
             writer = next(iter(inode.changers), None) or Handle(inode, os.O_RDWR)
-            await self.io.commits.commit(inode, writer)
+            try:
+                await self.io.commits.commit(inode, writer)
+            except (TooLarge, OverQuota):
+                writer.untold = True  # no call of its own has failed
+                raise
 
     def went_back(self, node: Node) -> None:
         self.session.went_back(node)

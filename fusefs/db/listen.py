@@ -37,11 +37,10 @@ _BACKOFF_MAX_S = 2.0
 _ECHO_S = 2.0
 """How long an announcement to itself may take before announcements count as swallowed."""
 _NAP_S = 0.005
-_CLAIMS_FIRST_S = 0.002
-_CLAIMS_MAX_S = 0.1
-_CLAIMS_S = 30.0
-"""How often and how long another follower is asked for the names that it has not claimed yet. Longer than the server
-takes to notice that a host has gone."""
+_PAUSE_FIRST_S = 0.002
+_PAUSE_MAX_S = 0.1
+_PATIENCE_S = 30.0
+_ALONE, _BUSY = b"alone", b"busy"
 _BOOL = {False: b"f", True: b"t"}
 _CHANNEL_MAX = 63
 """Bytes of an identifier; Postgres cuts longer ones, and two channels could become one."""
@@ -92,7 +91,8 @@ class Channel:
     def unlisten(self) -> list[_Command]:
         commands: list[_Command] = [(_UNLISTEN + _identifier(self.name), [])]
         if self.scope is not None:
-            commands.append((_UNFOLLOW, [self.scope[1].encode()]))
+            agent_id = self.scope[1].encode()
+            commands += [(_UNFOLLOW, [agent_id]), (_BE_LATE_NO_MORE, [agent_id])]
         return commands
 
     def ask(self, command: bytes) -> list[_Command]:
@@ -101,21 +101,42 @@ class Channel:
         return [(command, [self.scope[1].encode()]), (_LISTEN + _identifier(self.name), [])]
 
 
+class _Group:
+    """Commands that happen all or none, and what each said, in the first row and column; `refused`: none happened."""
+
+    __slots__ = ("commands", "refused", "values")
+
+    def __init__(self, commands: list[_Command]) -> None:
+        self.commands = commands
+        self.values: list[bytes | None] = []
+        self.refused = False
+
+
 class _Round:
-    """What one round trip will do, and who waits for it.
+    """What one round trip will do, and who waits for it. `lost`: nobody knows whether it was done."""
 
-    Attributes: `values`: what each command said, in the first row and column; `lost`: nobody knows whether it was done;
-    `refused`: it was not, by an error.
-    """
-
-    __slots__ = ("commands", "done", "lost", "refused", "values")
+    __slots__ = ("answered", "done", "groups", "lost")
 
     def __init__(self) -> None:
-        self.commands: list[_Command] = []
-        self.values: list[bytes | None] = []
+        self.groups: list[_Group] = []
+        self.answered = 0
         self.done = trio.Event()
         self.lost = False
-        self.refused = False
+
+
+class _Patience:
+    """Pauses that double, for 30 s in all: longer than the server takes to notice that a host has gone."""
+
+    def __init__(self) -> None:
+        self._pause_s = _PAUSE_FIRST_S
+        self._deadline = trio.current_time() + _PATIENCE_S
+
+    async def pause(self, why: str, hint: str = "Try again.") -> None:
+        """Wait once more. Raises Unavailable, which says why, when there is no more time."""
+        if trio.current_time() > self._deadline:
+            raise Unavailable(why, hint=hint)
+        await trio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _PAUSE_MAX_S)
 
 
 class Listener:
@@ -129,8 +150,9 @@ class Listener:
         on_notify: called with channel and payload, in the order of the commits; returns whether it was news
             (another's announcement).
         on_lost: called once when announcements may have been missed.
-        on_live: called when LISTEN is in force on all channels again (not at the start), with whether the server
-            goes on with the history that it had: after the promotion of a standby it may lack the newest commits.
+        on_live: called when a connection is there again (not at the start), with whether the server goes on with the
+            history that it had: after the promotion of a standby it may lack the newest commits. Channels with a scope
+            were forgotten: each is to be subscribed to anew, so that one that has to wait holds up no other.
         heartbeat_s: after how many seconds without a round trip one is made.
         silence_s: after how many seconds without an answer the connection counts as lost.
 
@@ -188,59 +210,48 @@ class Listener:
         Args:
             late: claim names late if so, until `be_late_no_more`.
 
-        Raises Unavailable while not live; where a change under way does not end within 3 s; where another follower that
-        claims late does not answer within 30 s; where the login cannot see the namespace. The channel is not
-        subscribed then.
+        Raises Unavailable while not live; where for 30 s a change under way does not end, or another follower that
+        claims late does not answer; where the login cannot see the namespace. The channel is not subscribed then.
         """
-        commands = channel.listen(self._origin, late=late)
         self._channels[channel.name] = channel
         try:
-            said = await self._join(commands)
-            if channel.scope is None or said[1] == b"t":
-                return channel.scope is not None
+            said = await self._join(channel.listen(self._origin, late=late))
+            if channel.scope is None:
+                return False
+            patience = _Patience()
+            while said[1] == _BUSY:
+                await patience.pause("a change of the agent's files does not end")
+                said = await self._join(channel.listen(self._origin, late=late))
+            if said[1] == _ALONE:
+                return True
             if said[1] is None:
                 raise Unavailable(
                     "the connection for announcements cannot see the agent",
                     hint="The login of --listen-dsn needs the rights of that of --dsn.",
                 )
-            await self._wait_for_claims(channel)
+            # Asked again and again: a connection that waited for the lock would bring no announcements.
+            while (await self._join(channel.ask(_IS_ANYBODY_LATE)))[0] != b"f":
+                await patience.pause(
+                    "another mount of the agent does not answer",
+                    hint="The server forgets it 25 s after its host has gone. One that hangs must be ended.",
+                )
         except BaseException:
             self._channels.pop(channel.name, None)
-            self._forget_soon(channel)
+            if self.live:
+                # With whatever is sent next. What was not done needs no undoing, but who knows.
+                self._round_to_come().groups.append(_Group(channel.unlisten()))
             raise
         return False
 
     async def follow_again(self, channel: Channel, *, late: bool) -> bool:
         """Find out whether this program has become the only one that follows a channel to which it is subscribed; if so
         it announces no more. `late`: and claims names late, which it does not yet. Raises Unavailable."""
-        return (await self._join(channel.listen(self._origin, again=True, late=late)))[1] == b"t"
+        return (await self._join(channel.listen(self._origin, again=True, late=late)))[1] == _ALONE
 
     async def be_late_no_more(self, channel: Channel) -> None:
-        """Every name is claimed, and the next ones will be at once. Raises Unavailable while not live; nobody waits for
-        a connection that was lost."""
+        """Every name is claimed, and the next ones will be at once. Raises Unavailable: it counts as late still, unless
+        the connection was lost."""
         await self._join(channel.ask(_BE_LATE_NO_MORE))
-
-    async def _wait_for_claims(self, channel: Channel) -> None:
-        """Return when nobody claims names of a namespace late. Asked again and again: a connection that waited for the
-        lock would bring no announcements."""
-        pause_s = _CLAIMS_FIRST_S
-        deadline = trio.current_time() + _CLAIMS_S
-        while (await self._join(channel.ask(_IS_ANYBODY_LATE)))[0] != b"f":
-            if trio.current_time() > deadline:
-                raise Unavailable(
-                    "another mount of the agent does not answer",
-                    hint="The server forgets it 25 s after its host has gone. One that hangs must be ended.",
-                )
-            await trio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _CLAIMS_MAX_S)
-
-    def _forget_soon(self, channel: Channel) -> None:
-        """Have the server know that a channel is not followed after all, with whatever is sent next."""
-        if not self.live:
-            return
-        if self._next is None:
-            self._next = _Round()
-        self._next.commands += channel.unlisten()
 
     async def unsubscribe(self, channel: Channel) -> None:
         """Stop listening on a channel. Raises Unavailable while not live; it is forgotten in any case."""
@@ -288,6 +299,7 @@ class Listener:
                     self._nursery.start_soon(self._beat, conn)
                     await self._follow(conn)
                     self.live = False
+                    self._channels = {name: one for name, one in self._channels.items() if one.scope is None}
                     self._on_lost()
                     self._give_up()
                     self._nursery.cancel_scope.cancel()
@@ -296,14 +308,13 @@ class Listener:
             self._give_up()
 
     async def _join(self, commands: list[_Command]) -> list[bytes | None]:
-        """Have commands run with the next round, and return what each said."""
+        """Have commands run with the next round, in a transaction of their own, and return what each said."""
         if not self.live:
             raise Unavailable("announcements from Postgres are not live")
-        if self._next is None:
-            self._next = _Round()
-        joined = self._next
-        first = len(joined.commands)
-        joined.commands += commands
+        joined = self._round_to_come()
+        group = _Group(commands)
+        if commands:
+            joined.groups.append(group)
         if self._in_flight is None:
             self._send_next()
             self._look()
@@ -311,9 +322,14 @@ class Listener:
             await joined.done.wait()
         if joined.lost:
             raise Unavailable("the connection for announcements was lost")
-        if joined.refused and commands:
-            raise Unavailable("the server refused to announce changes", hint="Others' changes do not end; try again.")
-        return joined.values[first : first + len(commands)]
+        if group.refused:
+            raise Unavailable("the server refused to announce changes")
+        return group.values
+
+    def _round_to_come(self) -> _Round:
+        if self._next is None:
+            self._next = _Round()
+        return self._next
 
     def _send_next(self) -> None:
         """Send the next round from whichever task has it: a switch to the reading task first would cost more
@@ -325,9 +341,12 @@ class Listener:
         self._set_deadline(self._silence_s)
         try:
             self._conn.trips += 1
-            for command, values in self._in_flight.commands:
-                pgconn.send_query_params(command, values)
-            pgconn.pipeline_sync()
+            for group in self._in_flight.groups:
+                for command, values in group.commands:
+                    pgconn.send_query_params(command, values)
+                pgconn.pipeline_sync()
+            if not self._in_flight.groups:
+                pgconn.pipeline_sync()
             unsent = pgconn.flush()
         except psycopg.Error:
             self._conn.close()  # wakes the reading task, which sees the loss
@@ -419,16 +438,20 @@ class Listener:
                 if pgconn.status != _OK:
                     raise psycopg.OperationalError("the connection is lost")
             elif result.status == _SYNC:
+                self._in_flight.answered += 1
+                if self._in_flight.answered < len(self._in_flight.groups):
+                    continue
                 news |= self._deliver(pgconn)
                 self._in_flight.done.set()
                 self._in_flight = None
                 self._set_deadline(self._heartbeat_s)
                 if self._next is not None:
                     self._send_next()
-            elif result.status in _FAILED:
-                self._in_flight.refused = True
             else:
-                self._in_flight.values.append(result.get_value(0, 0) if result.ntuples else None)
+                group = self._in_flight.groups[self._in_flight.answered]
+                if result.status in _FAILED:
+                    group.refused = True
+                group.values.append(result.get_value(0, 0) if result.ntuples else None)
         return news
 
     def _deliver(self, pgconn: pq.abc.PGconn) -> bool:
@@ -458,15 +481,14 @@ class Listener:
         )
         try:
             echo = f"fusefs_echo_{uuid.uuid4().hex}"
-            # Each in a transaction of its own, and in one order for all: two daemons must not wait for each other.
-            channels = [Channel(echo), *sorted(self._channels.values(), key=lambda each: each.name)]
-            await self._ask_each(conn, [channel.listen(self._origin) for channel in channels])
-            late = [channel for channel in channels if channel.scope is not None]
-            while late:
-                said = await self._ask_each(conn, [channel.ask(_IS_ANYBODY_LATE) for channel in late])
-                late = [channel for channel, one in zip(late, said, strict=True) if one[0] != b"f"]
-                if late:
-                    await trio.sleep(_CLAIMS_MAX_S)
+            for channel in (Channel(echo), *self._channels.values()):
+                for command, values in channel.listen(self._origin):
+                    conn.pgconn.send_query_params(command, values)
+            conn.pgconn.pipeline_sync()
+            with self._answering():
+                results = await conn.finish_round()
+            if any(result.status in _FAILED for result in results):
+                raise Unavailable("the server refused LISTEN")
             await self._announce(echo, limiter)
             with trio.move_on_after(_ECHO_S):
                 while not self._has_arrived(conn, echo):
@@ -485,21 +507,6 @@ class Listener:
         except BaseException:
             conn.close()
             raise
-
-    async def _ask_each(self, conn: Connection, transactions: list[list[_Command]]) -> list[list[bytes | None]]:
-        """Run some transactions in one round trip; what each of their commands said. Raises Unavailable."""
-        for commands in transactions:
-            for command, values in commands:
-                conn.pgconn.send_query_params(command, values)
-            conn.pgconn.pipeline_sync()
-        said = []
-        with self._answering():
-            for _ in transactions:
-                results = await conn.finish_round()
-                if any(result.status in _FAILED for result in results):
-                    raise Unavailable("the server refused to announce changes")
-                said.append([result.get_value(0, 0) if result.ntuples else None for result in results])
-        return said
 
     @contextlib.contextmanager
     def _answering(self) -> Iterator[None]:

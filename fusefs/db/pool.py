@@ -255,8 +255,12 @@ class Database:
         Repeats it after a lost connection until the write timeout has passed, and up to 5 times after a
         deadlock or serialization failure. Raises Unavailable after that, else what the SQLSTATE stands for.
         """
+        return await self.repeat(lambda: self._once(tenant_id, query, params))
+
+    async def repeat(self, work: Callable[[], Awaitable[list[Row]]]) -> list[Row]:
+        """Do what may safely be done twice, as `run` does a statement."""
         try:
-            return await self._once(tenant_id, query, params)
+            return await work()
         except (NotConnected, LostInFlight, Retryable) as exc:
             failed: FsError = exc
         backoff = _Backoff(trio.current_time() + self._write_timeout_s)
@@ -269,7 +273,7 @@ class Database:
             await backoff.pause(failed)
             with trio.move_on_at(backoff.deadline):
                 try:
-                    return await self._once(tenant_id, query, params)
+                    return await work()
                 except (NotConnected, LostInFlight, Retryable) as exc:
                     failed = exc
                     continue

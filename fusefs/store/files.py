@@ -22,7 +22,7 @@ from fusefs.db.queries import Query, query
 from fusefs.db.values import Param
 from fusefs.rules import events, paths
 from fusefs.rules.config import Limits
-from fusefs.rules.errors import Exists, NotFound, StaleVersion, TooLarge
+from fusefs.rules.errors import Exists, NotFound, StaleVersion, TooLarge, Unavailable
 from fusefs.rules.model import Attrs, Commit, Kind, NodeRow, Renamed
 from fusefs.rules.paths import Op
 from fusefs.rules.scope import Scope
@@ -46,6 +46,7 @@ _RENAME_NODE = query("rename_node")
 _SET_ATTRS = query("set_attrs")
 _FIND_WRITE = query("find_write")
 _FIND_CLAIM = query("find_claim")
+_NOBODY_CLAIMS_LATE = query("nobody_claims_late")
 _RESERVE_INOS = query("reserve_inos")
 _RECORD_CONFLICT = query("record_conflict")
 
@@ -448,13 +449,17 @@ async def claim(
     attrs: Attrs,
     handle: int | None = None,
     revive: str | None = None,
+    heard: bool = True,
 ) -> NodeRow:
     """Take a name before answering: a directory, or an O_EXCL file at version 0.
 
     Args:
         revive: the lineage that this session deleted here a moment ago; go on with it.
+        heard: the mount hears what others announce; one that does not may meet a mount that believes itself alone, and
+            has the name without a row (docs/internals/concurrency.md, Claims).
 
-    Raises Exists, NotFound where the directory is gone, NotADirectory.
+    Raises Exists, NotFound where the directory is gone, NotADirectory; Unavailable where it cannot be known who has the
+    name.
     """
     paths.check(scope, Op.MKDIR if kind is Kind.DIR else Op.CREATE, path)
     paths.check_path(path, limits)
@@ -464,31 +469,39 @@ async def claim(
         found = await db.run(scope.tenant_id, _FIND_CLAIM, scope.tenant_id, scope.agent_id, node_id, write_id)
         return found or None
 
+    statement = _CLAIM_NAME if revive is None else _CLAIM_REVIVED
+    params = (
+        scope.tenant_id,
+        scope.agent_id,
+        node_id,
+        path,
+        kind.value,
+        ino,
+        attrs.mode,
+        attrs.uid,
+        attrs.gid,
+        attrs.mtime_ns,
+        scope.principal.value,
+        scope.session,
+        write_id,
+        handle,
+    )
     with operation("claim", scope, path):
-        rows = await db.write(
-            scope.tenant_id,
-            _CLAIM_NAME if revive is None else _CLAIM_REVIVED,
-            (
-                scope.tenant_id,
-                scope.agent_id,
-                node_id,
-                path,
-                kind.value,
-                ino,
-                attrs.mode,
-                attrs.uid,
-                attrs.gid,
-                attrs.mtime_ns,
-                scope.principal.value,
-                scope.session,
-                write_id,
-                handle,
-            ),
-            confirm,
-        )
+        if heard:
+            rows = await db.write(scope.tenant_id, statement, params, confirm)
+        else:
+            # Sent again as often as it is lost: it is applied once, since its own row is in its way then.
+            rows = await db.repeat(lambda: _claim_unheard(db, scope, statement, params)) or await confirm() or []
         if not rows:
             raise Exists(path=path)
     return node_of(rows[0])
+
+
+async def _claim_unheard(db: Database, scope: Scope, statement: Query, params: Sequence[Param]) -> list[Row]:
+    async with db.transaction(scope.tenant_id) as tx:
+        if await tx.run(_NOBODY_CLAIMS_LATE, scope.tenant_id, scope.agent_id) != [(True,)]:
+            raise Unavailable("another mount may have the name, and cannot be asked")
+        return await tx.run(statement, *params)
 
 
 async def delete(db: Database, scope: Scope, path: str, node_id: str) -> int:

@@ -275,7 +275,7 @@ WITHOUT_EFFECT = [
     "select 1 from fusefs_set_quotas_v1(%(b)s, %(b_agent)s, 0, 0) where false",
     "select 1 from fusefs_move_v1(%(b)s, %(b_agent)s, 'file', '/d/f', '/d/g') where false",
     "select 1 from fusefs_check_depth_v1(%(b)s, %(b_agent)s, 'dir', '/d', '/e', 1, 1) where false",
-    "select 1 from fusefs_follow_v1(%(b)s, %(b_agent)s, 'mine', false, true) as alone where alone",
+    "select 1 from fusefs_follow_v1(%(b)s, %(b_agent)s, 'mine', false, true) as how where how is not null",
     (
         "select 1 from fusefs_announce_v1(%(b)s, %(b_agent)s, 'delete', '/d/f', null, %(id)s, 'file', 5000, 9, 0, 0,"
         " null, null, 0, now(), 's-1', 0, -100) as told where told"

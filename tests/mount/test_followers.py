@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from tests import harness
 from tests.mount.posix_support import errno_of
 from tests.mount.sides import eventually
+from tests.relay import Line
 
 EXCLUSIVE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
@@ -120,25 +125,76 @@ def test_the_only_mount_claims_at_the_first_close(mount: harness.MountFactory, n
     assert errno_of(lambda: os.open(mounted.path / "g", EXCLUSIVE)) == errno.EEXIST, "the barrier was taken"
 
 
-def test_who_comes_finds_what_others_hold(mount: harness.MountFactory, namespace: harness.Namespace) -> None:
+class Holder:
+    """A process of its own that holds files open: where the test's holds them, whatever it starts has copies, and
+    closes them before the command begins, which is a flush."""
+
+    _CODE = """
+import os, sys
+for line in sys.stdin:
+    try:
+        print(eval(line), flush=True)
+    except OSError as error:
+        print(-error.errno, flush=True)
+"""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self._CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> Holder:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._process.communicate(timeout=30)
+
+    def do(self, call: str) -> int:
+        """Its number, or the negative errno."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{call}\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline().strip()
+        return 0 if answer == "None" else int(answer)
+
+    def make(self, path: Path) -> int:
+        return self.do(f"os.open({str(path)!r}, {EXCLUSIVE})")
+
+    def write(self, fd: int, data: bytes) -> None:
+        assert self.do(f"os.write({fd}, {data!r})") == len(data)
+
+    def close(self, fd: int) -> int:
+        """The errno."""
+        return -self.do(f"os.close({fd})")
+
+
+@pytest.fixture
+def holder() -> Iterator[Holder]:
+    with Holder() as process:
+        yield process
+
+
+def test_who_comes_finds_what_others_hold(
+    mount: harness.MountFactory, namespace: harness.Namespace, holder: Holder
+) -> None:
     """Names that were not claimed are, before a second mount shows anything."""
     first = mount(session="s-first")
-    empty, begun, gone = (os.open(first.path / name, EXCLUSIVE) for name in ("empty", "begun", "gone"))
-    os.write(begun, b"one\n")
+    empty, begun, gone = (holder.make(first.path / name) for name in ("empty", "begun", "gone"))
+    holder.write(begun, b"one\n")
     os.unlink(first.path / "gone")
+    assert stored(namespace, "begun") == []
     second = mount(session="s-second")
     assert stored(namespace, "empty") == [(1, "")]
     assert stored(namespace, "begun") == [(1, "one\n")]
     for name in ("empty", "begun"):
         assert errno_of(lambda name=name: os.open(second.path / name, EXCLUSIVE)) == errno.EEXIST  # type: ignore[misc]
     os.close(os.open(second.path / "gone", EXCLUSIVE))
-    os.write(begun, b"two\n")
-    for fd in (empty, begun, gone):
-        os.close(fd)
+    holder.write(begun, b"two\n")
+    assert [holder.close(fd) for fd in (empty, begun, gone)] == [0, 0, 0]
     assert stored(namespace, "begun") == [(2, "one\ntwo\n")]
-    late = os.open(first.path / "late", EXCLUSIVE)
+    late = holder.make(first.path / "late")
     assert stored(namespace, "late") == [(0, "")], "claimed at once, since there are two"
-    os.close(late)
+    holder.close(late)
 
 
 def test_a_second_session_sees_what_the_first_holds(mount: harness.MountFactory, namespace: harness.Namespace) -> None:
@@ -194,6 +250,51 @@ def test_a_lock_file_has_one_holder_while_mounts_come(mount: harness.MountFactor
             thread.join(60)
     assert not failed, failed
     eventually(lambda: int((mounts[0].path / "number").read_text()) == sum(counts), f"{counts}")
+
+
+def test_a_lock_file_is_there_when_its_close_returns(mount: harness.MountFactory, namespace: harness.Namespace) -> None:
+    """Also an empty one; and one whose name a program took meanwhile was not won."""
+    mounted = mount(session="s-one")
+    os.close(os.open(mounted.path / "own", EXCLUSIVE))
+    assert stored(namespace, "own") == [(1, "")]
+    fd = os.open(mounted.path / "taken", EXCLUSIVE)
+    namespace.execute(
+        "insert into agent_files (tenant_id, agent_id, path, content) values (%s, %s, '/taken', 'theirs')",
+        (namespace.tenant_id, namespace.agent_id),
+    )
+    assert errno_of(lambda: os.close(fd)) == errno.ESTALE
+    assert stored(namespace, "taken") == [(1, "theirs")]
+
+
+def test_what_meets_a_limit_when_others_come_is_told_at_close(
+    mount: harness.MountFactory, namespace: harness.Namespace, holder: Holder
+) -> None:
+    """No call of the process failed before: the name was claimed for it when the second mount came."""
+    first = mount(session="s-first")
+    fd = holder.make(first.path / "f")
+    holder.write(fd, b"x" * 1000)
+    namespace.execute("select fusefs_set_quotas_v1(%s, %s, 10, null)", (namespace.tenant_id, namespace.agent_id))
+    mount(session="s-second")
+    assert stored(namespace, "f") == [(1, "")]
+    assert holder.close(fd) == errno.EDQUOT
+
+
+def test_a_mount_that_hears_nothing_takes_no_name_from_one_that_claims_late(
+    mount: harness.MountFactory, namespace: harness.Namespace, holder: Holder
+) -> None:
+    with Line(namespace.dsn) as line:
+        deaf = mount("--listen-dsn", line.dsn, session="s-deaf")
+        line.shut()
+        eventually(lambda: not deaf.status()["live"], "the loss is noticed")
+        first = mount(session="s-first")
+        fd = holder.make(first.path / "lock")
+        assert stored(namespace, "lock") == []
+        assert errno_of(lambda: os.open(deaf.path / "lock", EXCLUSIVE)) == errno.EIO
+        line.open()
+        eventually(lambda: deaf.status()["live"], "announcements are back")
+        eventually(lambda: stored(namespace, "lock") == [(1, "")], "the name is claimed")
+        assert errno_of(lambda: os.open(deaf.path / "lock", EXCLUSIVE)) == errno.EEXIST
+        assert holder.close(fd) == 0
 
 
 # -- Alone again ------------------------------------------------------------------------------------------

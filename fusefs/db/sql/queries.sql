@@ -131,6 +131,11 @@ on conflict do nothing
 returning id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns,
   (extract(epoch from updated_at) * 1000000)::bigint * 1000 as ctime_ns, updated_session;
 
+-- name: nobody_claims_late
+-- Whether no mount claims names of an agent late, until the transaction ends: see fusefs_follow_v1.
+select pg_try_advisory_xact_lock(uuid_hash_extended($2::uuid, 3)) from agent_namespaces
+where tenant_id = $1::uuid and agent_id = $2::uuid;
+
 -- name: delete_node
 -- Delete one lineage, at the path where the caller knows it; the trigger keeps its content in the history, with who, which
 -- session and write_id $7 of the settings. No row: it is not at that path.

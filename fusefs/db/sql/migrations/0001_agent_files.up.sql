@@ -248,47 +248,58 @@ grant usage on sequence fusefs_ino to fusefs_daemon;
 -- Who follows holds the lock of presence, shared, for as long as its connection lives, so the server itself knows
 -- who is gone. A writer of ours holds the lock of silence, shared, from before it looks whether it is alone until its change
 -- is visible; who ends another's silence takes it exclusively: what was not announced is there to be loaded
--- afterwards. Returns whether p_origin is the only follower, null where there is no such namespace. Raises
--- lock_not_available where a change takes longer than 3 s.
+-- afterwards.
 -- The only follower may claim names late (p_late): it holds the third lock, shared, for as long as it does. Whoever is not
 -- the only one shows nothing until nobody has that; a follower who comes is announced for this.
+-- Returns 'alone' or 'shared'; 'busy', and nothing was done, where a change took longer than 100 ms, since whoever waits
+-- here hears nothing meanwhile; null where there is no such namespace.
 create function fusefs_follow_v1(p_tenant uuid, p_agent uuid, p_origin text, p_again boolean, p_late boolean)
-  returns boolean language plpgsql set lock_timeout = '3s' as $$
+  returns text language plpgsql set lock_timeout = '100ms' as $$
 declare
   v_presence bigint := uuid_hash_extended(p_agent, 1);
+  v_came boolean := false;
+  v_alone boolean;
   v_channel text;
   v_only text;
-  v_next text;
 begin
   if not exists (select from agent_namespaces where tenant_id = p_tenant and agent_id = p_agent) then
     return null;
   end if;
-  if not p_again then
-    perform pg_advisory_lock_shared(v_presence);
-  end if;
   begin
+    if not p_again then
+      perform pg_advisory_lock_shared(v_presence);
+      v_came := true;
+    end if;
     -- Exclusive beside one's own shared one: nobody else has it, and nobody comes until this transaction ends.
-    v_next := case when pg_try_advisory_xact_lock(v_presence) then p_origin end;
+    v_alone := pg_try_advisory_xact_lock(v_presence);
     select channel, only_follower into v_channel, v_only from agent_namespaces
       where tenant_id = p_tenant and agent_id = p_agent;
-    if v_next is null and (v_only is not null or not p_again) then
-      perform pg_notify(v_channel, json_build_array(p_origin, 'follow')::text);
-    elsif v_next is not null and p_late then
-      perform pg_advisory_lock_shared(uuid_hash_extended(p_agent, 3));
+    if v_alone and v_only is null then
+      -- Quiet is only faster: nobody waits for it who finds the row locked, as by each change where there is a quota.
+      perform from agent_namespaces where tenant_id = p_tenant and agent_id = p_agent for update skip locked;
+      v_alone := found;
     end if;
-    if v_only is distinct from v_next then
+    if not v_alone and (v_only is not null or not p_again) then
+      perform pg_notify(v_channel, json_build_array(p_origin, 'follow')::text);
+    end if;
+    if v_only is distinct from (case when v_alone then p_origin end) then
       if v_only is not null then
         perform pg_advisory_xact_lock(uuid_hash_extended(p_agent, 2));
       end if;
-      update agent_namespaces set only_follower = v_next where tenant_id = p_tenant and agent_id = p_agent;
+      update agent_namespaces set only_follower = case when v_alone then p_origin end
+        where tenant_id = p_tenant and agent_id = p_agent;
+    end if;
+    -- Last: a rollback keeps the locks of a session.
+    if v_alone and p_late then
+      perform pg_advisory_lock_shared(uuid_hash_extended(p_agent, 3));
     end if;
   exception when lock_not_available or deadlock_detected then
-    if not p_again then
-      perform pg_advisory_unlock_shared(v_presence);  -- a rollback does not
+    if v_came then
+      perform pg_advisory_unlock_shared(v_presence);
     end if;
-    raise;
+    return 'busy';
   end;
-  return v_next is not null;
+  return case when v_alone then 'alone' else 'shared' end;
 end
 $$;
 
