@@ -297,6 +297,39 @@ def test_a_mount_that_hears_nothing_takes_no_name_from_one_that_claims_late(
         assert holder.close(fd) == 0
 
 
+def test_an_agent_whose_other_mount_hangs_keeps_no_other_agent_back(
+    mount: harness.MountFactory, namespace: harness.Namespace
+) -> None:
+    """After a loss of the host's connection: each agent is live by itself, and opens sessions."""
+    other = harness.make_namespace(namespace.dsn)
+    host = mount(layout="host")
+    host.expect_log("mounted.later|follow")
+    waits, goes_on = (host.path / each.tenant / each.agent for each in (namespace, other))
+    for agent in (waits, goes_on):
+        (agent / "s-1").mkdir()
+        (agent / "s-1" / "f").write_text("text")
+
+    def is_live(agent: Path) -> bool:
+        """Postgres is not asked for what was looked at just now."""
+        (agent / "s-1" / "f").stat()
+        before = harness.status_at(goes_on / "s-1")["trips"]
+        (agent / "s-1" / "f").stat()
+        return bool(harness.status_at(goes_on / "s-1")["trips"] == before)
+
+    with psycopg.connect(namespace.dsn, autocommit=True) as hangs:
+        locks = "select pg_advisory_lock_shared(uuid_hash_extended(%s::uuid, key)) from generate_series(1, 3, 2) key"
+        hangs.execute(locks, (namespace.agent_id,))
+        namespace.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where query ilike 'listen%%' and datname = current_database()"
+        )
+        eventually(lambda: harness.status_at(goes_on / "s-1")["listener_reconnects"] == 1, "the connection is back")
+        eventually(lambda: is_live(goes_on), "the other agent is live")
+        (goes_on / "s-2").mkdir()
+        assert not is_live(waits)
+    eventually(lambda: is_live(waits), "the agent is live")
+
+
 # -- Alone again ------------------------------------------------------------------------------------------
 
 
