@@ -5,8 +5,8 @@
 
 The statements of `fusefs/db/sql/queries.sql`, prepared, over a Unix socket, as the daemon's role, one after the other
 through the life of a file of 1 KB in a directory: claim, first content, rewrite, append, rename, delete; beside it a
-create. As by an agent's only mount: nobody is told. The bare upsert finds its row. Commits do not wait for the disk: that
-is the same for all. Medians.
+create. As by an agent's only mount: nobody is told. The bare upsert finds its row. Commits do not wait for the disk:
+that is the same for all. Medians.
 """
 
 from __future__ import annotations
