@@ -440,7 +440,12 @@ class Mount:
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[Counting]:
-        """Count what the block makes the daemon do, less what reading the counters costs."""
+        """Count what the block makes the daemon do, less what reading the counters costs. It begins just after a round
+        of the daemon's background, which stores the times of directories: the next one is two seconds away."""
+        rounds, deadline = self.status()["background_rounds"], time.monotonic() + 30
+        while self.status()["background_rounds"] == rounds:
+            assert time.monotonic() < deadline, "the daemon's background stands still"
+            time.sleep(0.005)
         idle_start = Counts.of(self.status())
         before = Counts.of(self.status())
         found = Counting()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import stat as stat_bits
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TypeVar
 
 from fusefs.core.attributes import Caller, now_ns
@@ -146,7 +146,13 @@ class Names:
             mode |= stat_bits.S_ISGID
         attrs = Attrs(stat_bits.S_IMODE(mode), uid, gid, now_ns())
 
+        heard = self.ns.live or kind is not Kind.FILE
+
         async def claim() -> NodeRow:
+            async with nullcontext() if heard else self.ns.claiming_unheard:
+                return await take()
+
+        async def take() -> NodeRow:
             at = self._new_path(parent, name)
             return await files.claim(
                 self.ns.db,
@@ -158,7 +164,7 @@ class Names:
                 attrs=attrs,
                 handle=handle,
                 revive=None if revived is None else revived.id,
-                heard=self.ns.live or kind is not Kind.FILE,
+                heard=heard,
             )
 
         return await self._make(parent.node, name, path, claim)

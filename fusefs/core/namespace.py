@@ -108,6 +108,8 @@ class Namespace:
         self._vanished: OrderedDict[str, float] = OrderedDict()
         # Own moves of directories that wait for their announcement, by the old path: what takes them into the mirror.
         self.moving: dict[str, Callable[[Renamed], None]] = {}
+        # One claim at a time while nothing is heard: two of them take each other for one that is made late.
+        self.claiming_unheard = trio.Lock()
         self._doubts: list[Doubt] = []
         self._settling = trio.Lock()
         root = self.tree.root

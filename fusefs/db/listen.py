@@ -447,6 +447,8 @@ class Listener:
                 self._set_deadline(self._heartbeat_s)
                 if self._next is not None:
                     self._send_next()
+            elif self._in_flight.answered >= len(self._in_flight.groups):
+                raise psycopg.OperationalError("the server ends the connection")
             else:
                 group = self._in_flight.groups[self._in_flight.answered]
                 if result.status in _FAILED:

@@ -17,12 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from fusefs.db.failures import Retryable
 from fusefs.db.pool import Attempt, Database
 from fusefs.db.queries import Query, query
 from fusefs.db.values import Param
 from fusefs.rules import events, paths
 from fusefs.rules.config import Limits
-from fusefs.rules.errors import Exists, NotFound, StaleVersion, TooLarge, Unavailable
+from fusefs.rules.errors import Exists, NotFound, StaleVersion, TooLarge
 from fusefs.rules.model import Attrs, Commit, Kind, NodeRow, Renamed
 from fusefs.rules.paths import Op
 from fusefs.rules.scope import Scope
@@ -498,9 +499,10 @@ async def claim(
 
 
 async def _claim_unheard(db: Database, scope: Scope, statement: Query, params: Sequence[Param]) -> list[Row]:
+    """Raises Retryable also where another such claim is under way."""
     async with db.transaction(scope.tenant_id) as tx:
         if await tx.run(_NOBODY_CLAIMS_LATE, scope.tenant_id, scope.agent_id) != [(True,)]:
-            raise Unavailable("another mount may have the name, and cannot be asked")
+            raise Retryable("another mount may have the name, and cannot be asked")
         return await tx.run(statement, *params)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -266,6 +267,28 @@ async def test_backend_terminated(plain: str) -> None:
         execute(plain, "select pg_notify('c', 'x')")
         await listener.barrier()
         assert heard.payloads == ["x"]
+
+
+async def test_backend_terminated_between_barriers(plain: str) -> None:
+    """Whatever the server says last is the answer to no command."""
+    heard = Heard()
+    async with listening(plain, heard) as listener:
+
+        async def ask(ended: trio.Event) -> None:
+            with contextlib.suppress(Unavailable):
+                while not ended.is_set():
+                    await listener.barrier()
+
+        for number in range(1, 11):
+            ended = trio.Event()
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(ask, ended)
+                await trio.to_thread.run_sync(execute, plain, "select pg_terminate_backend(%s)", listener.backend_pid)
+                with trio.fail_after(10):
+                    while listener.reconnects < number:
+                        await trio.sleep(0.005)
+                ended.set()
 
 
 async def test_heartbeats_keep_an_idle_connection_under_watch(plain: str) -> None:
