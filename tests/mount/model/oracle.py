@@ -357,7 +357,8 @@ class _Oracle:
 
     def _record(self, record: Record) -> Iterator[Violation]:
         result, op = record["r"], record["op"]
-        if result not in _DEFINITE and result not in UNKNOWN:
+        # A sed whose fstat fails, since the daemon was killed, says "not a regular file".
+        if result not in _DEFINITE and result not in UNKNOWN and not (op == "sed" and self.away(record)):
             yield self._violation("unexpected answer", f"{op} {record['p']} says {result}", [record])
         if op in ("write", "exclusive", "append"):
             yield from self._write(record)
