@@ -154,6 +154,11 @@ class Namespace:
             cursor = conn.execute(statement, params)  # type: ignore[call-overload]
             return cursor.fetchall() if cursor.description else []
 
+    def only_follower(self) -> str | None:
+        """The origin of the one daemon that follows, whose changes are announced to nobody."""
+        ((found,),) = self.execute("select only_follower from agent_namespaces where agent_id = %s", (self.agent_id,))
+        return found  # type: ignore[no-any-return]
+
 
 def make_namespace(dsn: str, tenant: str | None = None, agent: str | None = None) -> Namespace:
     """Insert a tenant (or reuse the one of that slug) and an agent in it."""

@@ -92,7 +92,7 @@ class Names:
             paths.check(self.scope, Op.CREATE, path)
             ino = await self.ns.inos.next()
             if claims and not self.ns.claims_late:  # asked after the last wait: a mount may have come meanwhile
-                node, made = await self._claim(parent, name, ino, Kind.FILE, mode, caller, handle=None)
+                node, made = await self._claim(parent, name, ino, Kind.FILE, mode, caller)
                 expected: int | None = made
             else:
                 node = self._uncommitted(parent, name, ino, path, mode, caller)
@@ -137,7 +137,7 @@ class Names:
         return node
 
     async def _claim(
-        self, parent: Inode, name: str, ino: int, kind: Kind, mode: int, caller: Caller, *, handle: int | None
+        self, parent: Inode, name: str, ino: int, kind: Kind, mode: int, caller: Caller
     ) -> tuple[Node, int]:
         path = self._new_path(parent, name)
         revived = self.session.revives(path) if kind is Kind.FILE else None
@@ -149,10 +149,6 @@ class Names:
         heard = self.ns.live or kind is not Kind.FILE
 
         async def claim() -> NodeRow:
-            async with nullcontext() if heard else self.ns.claiming_unheard:
-                return await take()
-
-        async def take() -> NodeRow:
             at = self._new_path(parent, name)
             return await files.claim(
                 self.ns.db,
@@ -162,12 +158,12 @@ class Names:
                 kind,
                 ino=ino,
                 attrs=attrs,
-                handle=handle,
                 revive=None if revived is None else revived.id,
                 heard=heard,
             )
 
-        return await self._make(parent.node, name, path, claim)
+        async with nullcontext() if heard else self.ns.claiming_unheard:
+            return await self._make(parent.node, name, path, claim)
 
     async def _make(
         self, directory: Node, name: str, path: str, make: Callable[[], Awaitable[NodeRow]]
@@ -208,7 +204,7 @@ class Names:
             if await self._child(parent, name) is not None:
                 raise _look_again(path)
             ino = await self.ns.inos.next()
-            node, _ = await self._claim(parent, name, ino, Kind.DIR, mode, caller, handle=None)
+            node, _ = await self._claim(parent, name, ino, Kind.DIR, mode, caller)
         except FsError as error:
             self._refused("mkdir", error, path, parent.node)
             raise

@@ -1,9 +1,9 @@
 """The listening connection: announcements in order, barriers, and knowing when they stop.
 
 Decided here and only here: when announcements can be trusted, and that whoever listens on a namespace's channel counts
-as one who follows it (`fusefs_follow_v1`), so that it is told. `live` is true from the moment that
-LISTEN is in force on every channel until the connection is lost or silent; `on_lost` is called at once
-then, and `on_live` when it is true again. Between the two, announcements were missed.
+as one who follows it (`fusefs_follow_v1`), so that it is told. `live` is true while there is a connection that is
+neither lost nor silent; `on_lost` is called at once when it ends, and `on_live` when there is one again. Between the
+two, and until a namespace's channel is subscribed to anew, announcements were missed.
 
 A barrier is one round trip that carries only a Sync: before Postgres says that it is ready again it
 sends the notifications of everything committed before. Measured with 5000 commits and a barrier after

@@ -70,7 +70,7 @@ class Renamed(NamedTuple):
 
 
 class Attrs(NamedTuple):
-    """Mode, owner and modification time to store; None leaves the column alone."""
+    """Mode, owner and modification time to store, in the order of the statements; None leaves the column alone."""
 
     mode: int | None = None
     uid: int | None = None

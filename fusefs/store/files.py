@@ -288,10 +288,7 @@ async def create(
                 raw,
                 kind.value,
                 ino,
-                attrs.mode,
-                attrs.uid,
-                attrs.gid,
-                attrs.mtime_ns,
+                *attrs,
                 scope.principal.value,
                 scope.session,
                 attempt.write_id,
@@ -448,7 +445,6 @@ async def claim(
     *,
     ino: int,
     attrs: Attrs,
-    handle: int | None = None,
     revive: str | None = None,
     heard: bool = True,
 ) -> NodeRow:
@@ -478,14 +474,11 @@ async def claim(
         path,
         kind.value,
         ino,
-        attrs.mode,
-        attrs.uid,
-        attrs.gid,
-        attrs.mtime_ns,
+        *attrs,
         scope.principal.value,
         scope.session,
         write_id,
-        handle,
+        None,  # no handle has written it yet
     )
     with operation("claim", scope, path):
         if heard:
@@ -601,10 +594,7 @@ async def set_attrs(db: Database, scope: Scope, path: str, node_id: str, attrs: 
             scope.tenant_id,
             scope.agent_id,
             node_id,
-            attrs.mode,
-            attrs.uid,
-            attrs.gid,
-            attrs.mtime_ns,
+            *attrs,
         )
     if not rows:
         raise NotFound(path=path)

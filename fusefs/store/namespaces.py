@@ -93,10 +93,7 @@ async def set_root_attrs(db: Database, scope: Scope, attrs: Attrs) -> None:
         _SET_ROOT_ATTRS,
         scope.tenant_id,
         scope.agent_id,
-        attrs.mode,
-        attrs.uid,
-        attrs.gid,
-        attrs.mtime_ns,
+        *attrs,
     )
 
 

@@ -87,13 +87,6 @@ def writer(namespace: harness.Namespace) -> Iterator[Callable[[str], Writer]]:
         each.conn.close()
 
 
-def only_follower(namespace: harness.Namespace) -> object:
-    ((found,),) = namespace.execute(
-        "select only_follower from agent_namespaces where agent_id = %s", (namespace.agent_id,)
-    )
-    return found
-
-
 MakeWriter = Callable[[str], Writer]
 
 
@@ -102,7 +95,7 @@ async def test_own_changes_of_the_only_follower_are_told_to_nobody(
 ) -> None:
     own, other, foreign = writer("a"), writer("x"), writer("")
     async with following(namespace, "a") as a:
-        assert only_follower(namespace) == "a"
+        assert namespace.only_follower() == "a"
         own.make("/own")
         own.change(
             "update agent_files set content = 'x', write_id = gen_random_uuid() where agent_id = %s and path = '/own'"
@@ -118,7 +111,7 @@ async def test_own_changes_of_the_only_follower_are_told_to_nobody(
 async def test_a_second_follower_is_told_and_a_third(namespace: harness.Namespace, writer: MakeWriter) -> None:
     own, second = writer("a"), writer("b")
     async with following(namespace, "a") as a, following(namespace, "b") as b:
-        assert only_follower(namespace) is None
+        assert namespace.only_follower() is None
         own.make("/of-a")
         second.make("/of-b")
         async with following(namespace, "c") as c:
@@ -134,13 +127,13 @@ async def test_who_is_left_alone_need_not_announce_any_more(namespace: harness.N
     async with following(namespace, "a") as a:
         async with following(namespace, "b") as b:
             await a.listener.follow_again(a.channel, late=False)
-            assert only_follower(namespace) is None, "b is there"
+            assert namespace.only_follower() is None, "b is there"
             await b.listener.unsubscribe(b.channel)
             own.make("/before-it-is-known")
             await a.listener.follow_again(a.channel, late=False)
-            assert only_follower(namespace) == "a"
+            assert namespace.only_follower() == "a"
             await b.listener.subscribe(b.channel)
-            assert only_follower(namespace) is None
+            assert namespace.only_follower() is None
             own.make("/b-is-back")
             assert await b.hears("/b-is-back")
         assert await a.hears("/before-it-is-known")
@@ -158,7 +151,7 @@ async def test_whose_connection_broke_follows_no_more(namespace: harness.Namespa
                 while not a.listener.reconnects or not a.listener.live:
                     await trio.sleep(0.01)
             await a.listener.subscribe(a.channel)
-            assert only_follower(namespace) is None
+            assert namespace.only_follower() is None
             own.make("/of-b")
             assert await a.hears("/of-b")
             assert not await b.hears("/nothing")
@@ -208,9 +201,9 @@ async def test_a_change_that_does_not_end(
             assert b.heard == ["p"]
             own.conn.execute("commit")
             await a.listener.follow_again(a.channel, late=False)
-            assert only_follower(namespace) == "a", "b does not count"
+            assert namespace.only_follower() == "a", "b does not count"
             await b.listener.subscribe(b.channel)
-            assert only_follower(namespace) is None
+            assert namespace.only_follower() is None
             nursery.cancel_scope.cancel()
 
 
@@ -219,7 +212,7 @@ async def test_a_locked_namespace_keeps_nobody_away(namespace: harness.Namespace
     with psycopg.connect(namespace.dsn) as holder:
         holder.execute("select from agent_namespaces where agent_id = %s for update", (namespace.agent_id,))
         async with following(namespace, "a", late=True) as a:
-            assert only_follower(namespace) is None
+            assert namespace.only_follower() is None
             assert not await a.listener.follow_again(a.channel, late=True)
             assert late_locks(namespace) == 0
             holder.rollback()

@@ -66,18 +66,11 @@ def shown(root: Path) -> dict[str, str]:
     return {path.relative_to(root).as_posix(): path.read_text() for path in root.rglob("*") if path.is_file()}
 
 
-def only_follower(namespace: harness.Namespace) -> str | None:
-    ((found,),) = namespace.execute(
-        "select only_follower from agent_namespaces where agent_id = %s", (namespace.agent_id,)
-    )
-    return found
-
-
 def test_mounts_that_come_and_go_see_all_that_another_writes(
     mount: harness.MountFactory, namespace: harness.Namespace
 ) -> None:
     first = mount(session="s-first")
-    alone = only_follower(namespace)
+    alone = namespace.only_follower()
     assert alone is not None
     (first.path / "d" / "moves").mkdir(parents=True)
     writer = Writer(first.path / "d")
@@ -335,14 +328,14 @@ def test_an_agent_whose_other_mount_hangs_keeps_no_other_agent_back(
 
 def test_who_is_left_alone_announces_no_more(mount: harness.MountFactory, namespace: harness.Namespace) -> None:
     first = mount(session="s-first")
-    alone = only_follower(namespace)
+    alone = namespace.only_follower()
     second = mount(session="s-second")
-    assert only_follower(namespace) is None
+    assert namespace.only_follower() is None
     second.umount()
 
     def has_found_out() -> bool:
         (first.path / "f").write_text("text\n")  # whoever announces hears itself, and asks
-        return only_follower(namespace) == alone
+        return namespace.only_follower() == alone
 
     eventually(has_found_out, "it found out that it is alone")
     ((channel,),) = namespace.execute("select channel from agent_namespaces where agent_id = %s", (namespace.agent_id,))

@@ -224,9 +224,7 @@ def test_an_announcement_with_the_mounts_own_origin_is_not_read(mount: harness.M
     mounted = mount(session="s-one")
     forger = Forger(mount.namespace, stranger)
     (mounted.path / "f").write_bytes(b"text")
-    ((origin,),) = mount.namespace.execute(
-        "select only_follower from agent_namespaces where agent_id = %s", (mount.namespace.agent_id,)
-    )
+    origin = mount.namespace.only_follower()
     true = {**forger.true_fields("/f"), "origin": origin}
     for fields in ({**true, "op": "delete", "version": 999}, {**true, "version": 999, "mode": 0, "ctime_ns": 1 << 62}):
         forger.send(forged(fields))
