@@ -166,6 +166,7 @@ async def _serve(spec: MountSpec, on_ready: Callable[[Ready], None], metrics: Ad
                     serving.start_soon(_stop_on_signal, kernel)
                     serving.start_soon(mounted.work_in_background)
                     serving.start_soon(mounted.attend_to_followers)
+                    serving.start_soon(mounted.store_held)
                     if telemetry.is_measuring():
                         serving.start_soon(_observe, mounted, listener, db)
                     serving.start_soon(_say_ready, kernel, scope, metrics, on_ready)

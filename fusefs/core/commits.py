@@ -60,6 +60,8 @@ class Commits:
             await self.settle(inode)
             if not (buffer.dirty or buffer.pending):
                 return
+            if node.held is not None:
+                await self.ns.held.store()  # set before what is written now
             if node.gone:
                 try:
                     self.check_there(node)
@@ -113,9 +115,7 @@ class Commits:
     def _take(self, node: Node, buffer: Buffer) -> Taken:
         if buffer.mtime_ns is None:
             buffer.mtime_ns = now_ns()
-        given = buffer.attrs
-        attrs = Attrs(given.mode, given.uid, given.gid, buffer.mtime_ns)
-        return Taken(buffer.take(), attrs, node.version, node.size)
+        return Taken(buffer.take(), buffer.attrs._replace(mtime_ns=buffer.mtime_ns), node.version, node.size)
 
     async def _store(self, inode: Inode, handle: Handle, buffer: Buffer, taken: Taken, attempt: Attempt) -> Commit:
         node, scope, ns = inode.node, self.session.scope, self.ns
@@ -251,10 +251,7 @@ class Commits:
             inode.told = done.version
             if inode.kernel_version == before:
                 inode.kernel_version = done.version
-        stored = buffer.attrs
-        node.mode = node.mode if stored.mode is None else stored.mode
-        node.uid = node.uid if stored.uid is None else stored.uid
-        node.gid = node.gid if stored.gid is None else stored.gid
+        node.take_attrs(buffer.attrs)
         if buffer.whole and buffer.appends_only and any(handle.append for handle in inode.changers):
             # What follows is appended to whatever others append meanwhile.
             buffer.continue_appending(len(data))
@@ -434,9 +431,4 @@ class Commits:
 
 def _complete(attrs: Attrs, node: Node) -> Attrs:
     """Attributes with which a file can be made: what is not given is the node's."""
-    return Attrs(
-        node.mode if attrs.mode is None else attrs.mode,
-        node.uid if attrs.uid is None else attrs.uid,
-        node.gid if attrs.gid is None else attrs.gid,
-        attrs.mtime_ns,
-    )
+    return Attrs(node.mode, node.uid, node.gid).then(attrs)

@@ -147,7 +147,7 @@ class Follower:
         ns.usage.add(1 if old_size is None else 0, row.size - (old_size or 0))
         known = ns.tree.by_id.get(row.id)
         if known is not None and known.row_ino == row.ino and known.committed:
-            self._update(known, row)
+            ns.take_state(known, row)
             return
         parent_path, name = paths.split(row.path)
         parent = self._directory(parent_path)
@@ -165,18 +165,6 @@ class Follower:
                 ns.attrs_changed(present)
         ns.name_appeared(parent, name)
         ns.attrs_changed(parent)
-
-    def _update(self, node: Node, row: NodeRow) -> None:
-        ns = self.ns
-        if not ns.tree.accepts(node, row.version, row.ctime_ns) or ns.tree.says(node, row):
-            return
-        content = row.version != node.version
-        node.update(row)
-        node.era = ns.tree.era
-        if content:
-            ns.content_changed(node)
-        else:
-            ns.attrs_changed(node)
 
     def _delete(self, row: NodeRow) -> None:
         ns = self.ns

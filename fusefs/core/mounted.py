@@ -36,6 +36,8 @@ _ROUND_S = 2.0
 _ALONE_S = 16.0
 """How often a daemon that announces asks whether it need."""
 _ATTEND_AGAIN_S = 0.2
+_HOLD_S = 0.005
+"""How long attributes are held, at least: what comes meanwhile is stored along with them."""
 _LAST_STEPS_S = 0.5
 """What noting times and the ends of sessions may take beyond the deadline of the buffers, and where Postgres did not
 take these."""
@@ -73,6 +75,8 @@ class Mounted:
         self._unmeasured: set[Namespace] = set()
         self._touched: set[Namespace] = set()
         self._doubtful: set[Namespace] = set()
+        self._holding: set[Namespace] = set()
+        self._holds = trio.Event()
         self._audible: set[Follower] = set()
         # Whose names are to be claimed, since others came; and who is to be subscribed to again.
         self._met: set[Follower] = set()
@@ -148,6 +152,7 @@ class Mounted:
                 rescue=self.rescue,
                 touched=self._touched,
                 doubtful=self._doubtful,
+                holding=self._note_holding,
                 max_nodes=self.settings.max_nodes,
             )
             follower = self._followers[row.channel] = Follower(ns, self.origin)
@@ -253,6 +258,29 @@ class Mounted:
             for ns in list(self._unused):
                 await self._close_namespace(ns)
             self._rounds += 1
+
+    async def store_held(self) -> None:
+        """Store the attributes that namespaces hold, a moment after the first."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._holds.wait()
+                await trio.sleep(_HOLD_S)
+                self._holds = trio.Event()
+                due, self._holding = self._holding, set()
+                for ns in due:
+                    nursery.start_soon(self._store_held, ns)
+
+    async def _store_held(self, ns: Namespace) -> None:
+        try:
+            await ns.held.store()
+        except FsError as error:
+            _log.info("mounted.later", error=type(error).__name__)
+            await trio.sleep(_ATTEND_AGAIN_S)
+            self._note_holding(ns)
+
+    def _note_holding(self, ns: Namespace) -> None:
+        self._holding.add(ns)
+        self._holds.set()
 
     async def _follow_again(self, follower: Follower) -> None:
         """Where this daemon hears its own announcements, ask whether anybody else does still. Names are claimed late
@@ -364,12 +392,13 @@ class Mounted:
             self._unused.discard(ns)
             if ns.views:
                 return  # a session was opened meanwhile
+            await self._tolerate(ns.held.store)
             await self._tolerate(ns.store_times)
             del self._namespaces[ns.tenant_id, ns.agent_id]
             follower = self._followers.pop(ns.channel)
             for followers in (self._audible, self._met, self._returning):
                 followers.discard(follower)
-            for namespaces_ in (self._unmeasured, self._touched, self._doubtful):
+            for namespaces_ in (self._unmeasured, self._touched, self._doubtful, self._holding):
                 namespaces_.discard(ns)
             assert self.listener is not None
             await self._tolerate(lambda: self.listener.unsubscribe(follower.channel))  # type: ignore[union-attr]
@@ -400,10 +429,15 @@ class Mounted:
             await inode.owner.give_up(inode, Unavailable("Postgres did not take the write before the mount ended"))
         soon = trio.current_time() + _LAST_STEPS_S
         with trio.move_on_at(soon if given_up else max(deadline, soon)):
+            for ns in list(self._namespaces.values()):
+                await self._tolerate(ns.held.store)
             await self._store_times()
             for fs in self.sessions:
                 if not self.keeps_sessions:
                     await self._tolerate(lambda fs=fs: namespaces.end_session(self.db, fs.scope))  # type: ignore[misc]
+        for ns in self._namespaces.values():
+            if ns.held:
+                _log.warning("mounted.attributes_lost", agent=ns.agent_id, files=len(ns.held))
         return self._not_taken() - not_taken
 
     def _not_taken(self) -> int:

@@ -288,6 +288,8 @@ class Names:
             await self._take_away(directory, name, path, node)
 
     async def _take_away(self, directory: Node, name: str, path: str, node: Node) -> None:
+        if node.held is not None:
+            await self.ns.held.drop(node)
         version = await self._delete_row(directory, name, path, node) if node.committed else None
         if version is None and node.gone:
             return
@@ -397,6 +399,8 @@ class Names:
                 await self.io.remember(target)
                 self.session.check_replace(target)
                 expected = self.session.expects(target)
+        if target is not None and (source.held is not None or target.held is not None):
+            await self.ns.held.store()  # by lineage, and one of them changes hands
         tries = 0
         while True:
             if source.parent is not directory or source.name != name:

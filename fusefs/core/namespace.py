@@ -20,6 +20,7 @@ from fusefs import telemetry
 from fusefs.core.attributes import Kernel, now_ns
 from fusefs.core.contents import Contents, Reader
 from fusefs.core.filesystem import Filesystem, Inode, InodeTable, Void
+from fusefs.core.held import Held
 from fusefs.core.loading import Loader
 from fusefs.core.rescue import RescueDirectory
 from fusefs.core.tree import SUPERSEDED, Node, Tree
@@ -59,6 +60,7 @@ class Namespace:
         rescue: where bytes go that Postgres does not take.
         touched, doubtful: sets of the namespaces whose directory times are to be stored, and where lost changes are
             to be settled, to which this one adds itself.
+        holding: called when it holds attributes that are to be stored (`held.py`).
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Namespace:
         rescue: RescueDirectory,
         touched: set[Namespace],
         doubtful: set[Namespace],
+        holding: Callable[[Namespace], None],
         max_nodes: int,
     ) -> None:
         self.db = db
@@ -104,6 +107,7 @@ class Namespace:
         self._max_nodes = max_nodes
         self._reader = Reader(contents, self._fetch)
         self._loader = Loader(self, self._fill, max_nodes)
+        self.held = Held(db, self.scope, self._attrs_stored, lambda: holding(self))
         self._touched: dict[str, int] = {}
         self._vanished: OrderedDict[str, float] = OrderedDict()
         # Own moves of directories that wait for their announcement, by the old path: what takes them into the mirror.
@@ -132,7 +136,9 @@ class Namespace:
         return self.alone and len(self.views) == 1
 
     async def publish(self) -> None:
-        """Commit what was made under names that are claimed late. Raises Unavailable."""
+        """Store what was answered before: attributes that are held, and what was made under names that are claimed
+        late. Raises Unavailable."""
+        await self.held.store()
         for handle in list(self.table.handles.values()):
             node = handle.inode.node
             if not handle.exclusive or handle.inode.owner not in self.views:
@@ -229,6 +235,21 @@ class Namespace:
         if node is not None and node is known and node.version != before:
             self.content_changed(node)
         return node
+
+    def take_state(self, node: Node, row: NodeRow, by: object = None) -> bool:
+        """Take what is known of a node's row, unless something newer is. Returns whether it was not older."""
+        if not self.tree.accepts(node, row.version, row.ctime_ns):
+            return False
+        if self.tree.says(node, row):
+            return True
+        content = row.version != node.version
+        node.update(row)
+        node.era = self.tree.era
+        if content:
+            self.content_changed(node)
+        else:
+            self.attrs_changed(node, by=by)
+        return True
 
     def take_name(self, node: Node, row: NodeRow, parent: Node) -> None:
         """Others' row is at the name of this daemon's uncommitted file.
@@ -502,12 +523,30 @@ class Namespace:
             if directory is not None and directory.node is node.parent and not inode.handles:
                 self.kernel.invalidate_entry(directory.kino, node.name)
 
+    def _attrs_stored(self, node: Node, row: NodeRow) -> None:
+        """Attributes that were held are stored. The kernel knows them already; what else the row says is news to it.
+        The ctime stays as it was shown: git, for one, takes another for a change."""
+        if not self.tree.accepts(node, row.version, row.ctime_ns):
+            # Others' change came after, and ours was shown over it.
+            if node.parent is not None:
+                self.tree.distrust(node.parent)
+            self.attrs_changed(node)
+            return
+        known = (node.version, node.mode, node.uid, node.gid, node.mtime_ns)
+        if known == (row.version, row.mode, row.uid, row.gid, row.mtime_ns):
+            node.changed_ns = row.ctime_ns
+            node.era = self.tree.era
+        else:
+            self.take_state(node, row)
+
     # -- Directory times ---------------------------------------------------------------------------
 
     def directory_changed(self, directory: Node, *, store: bool = True) -> None:
         """An entry came or went: the directory's mtime is now. Stored later and together (see
         `namespaces.touch_directories`); `store` is off for what other daemons did."""
         directory.mtime_ns = directory.ctime_ns = max(now_ns(), directory.mtime_ns)
+        if directory.held is not None:
+            directory.held = directory.held._replace(mtime_ns=None)
         if store:
             self.store_time_of(directory)
 

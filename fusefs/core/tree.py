@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from fusefs.rules.model import Kind, NodeRow
+from fusefs.rules.model import Attrs, Kind, NodeRow
 
 ROOT_INO = 1
 UNCOMMITTED = -1
@@ -41,6 +41,7 @@ class Node:
     and this one's file turned out to be the other's. `changed_ns` is the row's `updated_at`, by the clock of
     Postgres: it orders the states of one version. `era` is that of the tree in which the row was taken.
     `ctime_ns` is what is shown; a directory's follows the changes in it, by this machine's clock.
+    `held`: attributes that were answered and are not stored yet (`held.py`); they are shown whatever a row says.
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class Node:
         "era",
         "gid",
         "gone",
+        "held",
         "id",
         "ino",
         "inodes",
@@ -100,6 +102,7 @@ class Node:
         self.removed_by: object | None = None
         self.revived = False
         self.where: str | None = None
+        self.held: Attrs | None = None
         self.inodes: list[Any] = []
 
     @property
@@ -149,6 +152,19 @@ class Node:
         self.changed_ns = row.ctime_ns
         self.ctime_ns = max(self.ctime_ns, row.ctime_ns) if row.kind is Kind.DIR else row.ctime_ns
         self.session = row.session
+        if self.held is not None:
+            self.take_attrs(self.held)
+
+    def take_attrs(self, attrs: Attrs) -> None:
+        """Take attributes that were set, a directory's mtime also backwards."""
+        if attrs.mode is not None:
+            self.mode = attrs.mode
+        if attrs.uid is not None:
+            self.uid = attrs.uid
+        if attrs.gid is not None:
+            self.gid = attrs.gid
+        if attrs.mtime_ns is not None:
+            self.mtime_ns = attrs.mtime_ns
 
     def walk(self) -> Iterator[Node]:
         """This node and every loaded one below it."""
@@ -425,7 +441,8 @@ class Tree:
 
     def _drop(self, node: Node, parent: Node) -> None:
         """Forget a node that nothing pins."""
-        if node.committed and not node.inodes and not node.children and parent.children.get(node.name) is node:
+        pinned = node.inodes or node.children or node.held is not None or not node.committed
+        if not pinned and parent.children.get(node.name) is node:
             del parent.children[node.name]
             self._loaded.pop(node, None)
             if self.by_id.get(node.id) is node:

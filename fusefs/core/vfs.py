@@ -26,6 +26,7 @@ from fusefs.rules.errors import (
     BadPath,
     FsError,
     NotADirectory,
+    NotFound,
     NotPermitted,
     OverQuota,
     PathTooLong,
@@ -207,31 +208,27 @@ class SessionFs(Filesystem):
                 pass
         node, buffer = inode.node, inode.buffer
         if buffer is not None and buffer.uncommitted and not node.gone:
-            held = buffer.attrs
-            buffer.attrs = Attrs(
-                held.mode if attrs.mode is None else attrs.mode,
-                held.uid if attrs.uid is None else attrs.uid,
-                held.gid if attrs.gid is None else attrs.gid,
-            )
+            buffer.attrs = buffer.attrs.then(attrs._replace(mtime_ns=None))
             if attrs.mtime_ns is not None:
                 buffer.mtime_ns = attrs.mtime_ns
             return
         if node is self.ns.tree.root:
             await namespaces.set_root_attrs(self.ns.db, self.scope, attrs)
             node.ctime_ns = now_ns()
+        elif not node.gone and self.ns.alone:
+            paths.check(self.scope, Op.SETATTR, node.path)
+            self.ns.held.add(node, attrs)
         elif not node.gone:
-            changed_ns = await files.set_attrs(self.ns.db, self.scope, node.path, node.id, attrs)
-            if not node.is_before(node.version, changed_ns):
+            if node.held is not None:
+                await self.ns.held.store()
+            found = await files.set_attrs(self.ns.db, self.scope, [files.AttrsChange(node.path, node.id, attrs)])
+            if node.id not in found:
+                raise NotFound(path=node.path)
+            if not self.ns.take_state(node, found[node.id], by=self):
                 return  # others' change came after this one, and was announced before its answer was here
-            node.changed_ns, node.ctime_ns = changed_ns, max(node.ctime_ns, changed_ns)
-        if attrs.mode is not None:
-            node.mode = attrs.mode
-        node.uid = node.uid if attrs.uid is None else attrs.uid
-        node.gid = node.gid if attrs.gid is None else attrs.gid
-        if attrs.mtime_ns is not None:
-            node.mtime_ns = attrs.mtime_ns
-            if node.kind is Kind.DIR:
-                self.ns.directory_times_set(node)
+        node.take_attrs(attrs)
+        if attrs.mtime_ns is not None and node.kind is Kind.DIR:
+            self.ns.directory_times_set(node)
         self.ns.attrs_changed(node, by=self)
 
     def refuse_name(self, parent: Inode, name: str, error: FsError) -> None:
@@ -290,6 +287,7 @@ class SessionFs(Filesystem):
 
     async def fsyncdir(self, directory: Inode) -> None:
         """Names are in Postgres when the call that made them returns; those that mkdir claims, not yet on its disk."""
+        await self.ns.held.store()
         await self.ns.db.sync()
 
     async def release(self, handle: Handle) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fusefs.rules.errors import FsError
 
-Param = None | str | int | float | bool | bytes | bytearray | memoryview | Sequence[str] | Sequence[int]
+Param = None | str | int | float | bool | bytes | bytearray | memoryview | Sequence[str] | Sequence[int | None]
 Wire = bytes | bytearray | memoryview | None
 Decoder = Callable[[bytes], Any]
 
@@ -39,6 +39,8 @@ def _truth(value: bool) -> bytes:
 
 
 def _element(value: object) -> str:
+    if value is None:
+        return "NULL"
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if isinstance(value, int) and not isinstance(value, bool):

@@ -77,6 +77,10 @@ class Attrs(NamedTuple):
     gid: int | None = None
     mtime_ns: int | None = None
 
+    def then(self, later: Attrs) -> Attrs:
+        """These, and what is given later instead of them."""
+        return Attrs(*(mine if theirs is None else theirs for mine, theirs in zip(self, later, strict=True)))
+
 
 NO_ATTRS = Attrs()
 

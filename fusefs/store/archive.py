@@ -129,7 +129,8 @@ class Importer:
             await self._make(path, entry, attrs)
             return True
         if node.kind is entry.kind and await self._same(node.id, entry):
-            await files.set_attrs(self._db, self._scope, path, node.id, attrs)
+            if not await files.set_attrs(self._db, self._scope, [files.AttrsChange(path, node.id, attrs)]):
+                raise NotFound(path=path)
             if entry.kind is Kind.DIR:
                 self._directories.add(path)
             return False

@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fusefs.db.failures import Retryable
 from fusefs.db.pool import Attempt, Database
@@ -584,21 +584,33 @@ async def rename(
     return Renamed(node, rows[0][12])
 
 
-async def set_attrs(db: Database, scope: Scope, path: str, node_id: str, attrs: Attrs) -> int:
-    """Store mode, owner and mtime; what is None stays. Returns the new ctime in ns. Raises NotFound."""
-    paths.check(scope, Op.SETATTR, path)
-    with operation("setattr", scope, path):
+class AttrsChange(NamedTuple):
+    """New attributes of a lineage, and the path at which whoever sets them knows it."""
+
+    path: str
+    node_id: str
+    attrs: Attrs
+
+
+async def set_attrs(db: Database, scope: Scope, changes: Sequence[AttrsChange]) -> dict[str, NodeRow]:
+    """Store mode, owner and mtime; what is None stays. Returns the rows as they are then, by lineage: what is gone is
+    missing. In the order of ids: two daemons do not deadlock."""
+    for change in changes:
+        paths.check(scope, Op.SETATTR, change.path)
+    ordered = sorted(changes, key=lambda change: change.node_id)
+    with operation("setattr", scope, changes[0].path if len(changes) == 1 else None):
         rows = await db.run(
             scope.tenant_id,
             _SET_ATTRS,
             scope.tenant_id,
             scope.agent_id,
-            node_id,
-            *attrs,
+            [change.node_id for change in ordered],
+            [change.attrs.mode for change in ordered],
+            [change.attrs.uid for change in ordered],
+            [change.attrs.gid for change in ordered],
+            [change.attrs.mtime_ns for change in ordered],
         )
-    if not rows:
-        raise NotFound(path=path)
-    return int(rows[0][0])
+    return {row[0]: node_of(row) for row in rows}
 
 
 async def record_conflict(

@@ -272,6 +272,10 @@ _RENAME = (
 )
 WITHOUT_EFFECT = [
     "select 1 from fusefs_touch_v1(%(b)s, %(b_agent)s, array[%(id)s]::uuid[], array[1::bigint << 62]) where false",
+    (
+        "select 1 from fusefs_set_attrs_v1(%(b)s, %(b_agent)s, array[%(id)s]::uuid[], array[0], array[null::bigint],"
+        " array[null::bigint], array[1::bigint])"
+    ),
     "select 1 from fusefs_set_quotas_v1(%(b)s, %(b_agent)s, 0, 0) where false",
     "select 1 from fusefs_move_v1(%(b)s, %(b_agent)s, 'file', '/d/f', '/d/g') where false",
     "select 1 from fusefs_check_depth_v1(%(b)s, %(b_agent)s, 'dir', '/d', '/e', 1, 1) where false",

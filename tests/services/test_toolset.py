@@ -247,7 +247,9 @@ async def test_a_touch_is_no_change(session: Session) -> None:
     await session.say("write_file", path="/touched/f", content="one\n")
     node = await session.backend.stat("/touched/f")
     scope = session.backend.scope
-    await files.set_attrs(session.backend.db, scope, node.path, node.id, Attrs(mode=0o755, mtime_ns=1))
+    await files.set_attrs(
+        session.backend.db, scope, [files.AttrsChange(node.path, node.id, Attrs(mode=0o755, mtime_ns=1))]
+    )
     await session.say("edit_file", path="/touched/f", old_string="one", new_string="two")
 
 

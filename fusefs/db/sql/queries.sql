@@ -151,11 +151,9 @@ select * from fusefs_rename_v1($1::uuid, $2::uuid, $3::uuid, $4, $5, $6::uuid, $
   $13::int);
 
 -- name: set_attrs
--- Mode, owner and mtime. No row: it is gone.
-update agent_files set mode = coalesce($4::int, mode), uid = coalesce($5::bigint, uid), gid = coalesce($6::bigint, gid),
-  mtime_ns = coalesce($7::bigint, mtime_ns), updated_at = clock_timestamp()
-where tenant_id = $1::uuid and agent_id is not distinct from $2::uuid and id = $3::uuid
-returning (extract(epoch from updated_at) * 1000000)::bigint * 1000;
+-- Mode, owner and mtime of rows by id. No row: it is gone.
+select id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns, ctime_ns, updated_session
+from fusefs_set_attrs_v1($1::uuid, $2::uuid, $3::uuid[], $4::int[], $5::bigint[], $6::bigint[], $7::bigint[]);
 
 -- name: touch_directories
 -- Raise the mtime of directories whose entries changed; never lowers one.

@@ -646,6 +646,26 @@ begin
 end
 $$;
 
+-- Mode, owner and mtime of rows by id; null leaves a column alone. What is gone has no row in the answer. One after the
+-- other, as above.
+create function fusefs_set_attrs_v1(
+  p_tenant uuid, p_agent uuid, p_ids uuid[], p_modes int[], p_uids bigint[], p_gids bigint[], p_mtimes_ns bigint[]
+) returns table (
+  id uuid, path text, kind text, ino bigint, version int, size_bytes int, mode int, uid bigint, gid bigint, mtime_ns bigint,
+  ctime_ns bigint, updated_session text
+) language plpgsql as $$
+#variable_conflict use_column
+begin
+  for i in 1 .. cardinality(p_ids) loop
+    return query update agent_files set mode = coalesce(p_modes[i], mode), uid = coalesce(p_uids[i], uid),
+        gid = coalesce(p_gids[i], gid), mtime_ns = coalesce(p_mtimes_ns[i], mtime_ns), updated_at = clock_timestamp()
+      where tenant_id = p_tenant and agent_id is not distinct from p_agent and id = p_ids[i]
+      returning id, path::text, kind::text, ino, version::int, size_bytes, mode::int, uid, gid, mtime_ns,
+        (extract(epoch from updated_at) * 1000000)::bigint * 1000, updated_session;
+  end loop;
+end
+$$;
+
 -- Set quotas in bytes: null leaves one alone, -1 removes it. What is used is counted while nobody writes.
 create function fusefs_set_quotas_v1(p_tenant uuid, p_agent uuid, p_quota bigint, p_history_quota bigint) returns void
   language plpgsql set lock_timeout = '5s' as $$
