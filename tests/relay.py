@@ -35,7 +35,7 @@ class Pair:
     listens: bool = False
     stranded: bool = False
     answer_lost: bool = False
-    answer_held: bool = False
+    held: bool = False
 
     def close(self) -> None:
         self.client.socket.close()
@@ -49,8 +49,8 @@ class Relay:
     passed on, or its answer is not; the connection is cut there. Each happens once. With `shut_after_loss` the
     server is out of reach from that moment on. `freeze_at` is such a marker too: from that packet on nothing is
     passed on, until `thaw`. `hold_answer` is one, too: that packet is passed on, and nothing of its connection comes
-    back until `thaw`. With `is_pooler` clients get a key for cancelling that names no
-    backend, as poolers give it.
+    back until `thaw`; with `hold_request` that packet waits as well. With `is_pooler` clients get a key for
+    cancelling that names no backend, as poolers give it.
     """
 
     def __init__(self, dsn: str, nursery: trio.Nursery) -> None:
@@ -68,6 +68,7 @@ class Relay:
         self.lose_answer: bytes | None = None
         self.freeze_at: bytes | None = None
         self.hold_answer: bytes | None = None
+        self.hold_request: bytes | None = None
         self.shut_after_loss = False
         self.is_pooler = False
         self.cut_happened = trio.Event()
@@ -118,7 +119,7 @@ class Relay:
         """Pass on what was held up, and what comes."""
         self._frozen.clear()
         for pair in self._pairs:
-            pair.answer_held = False
+            pair.held = False
         self._thawed.set()
         self._thawed = trio.Event()
 
@@ -126,7 +127,7 @@ class Relay:
         """Return when the pair is not frozen."""
         self.held += 1
         try:
-            while pair.answer_held or any(pair in which for which in self._frozen):
+            while pair.held or any(pair in which for which in self._frozen):
                 await self._thawed.wait()
         finally:
             self.held -= 1
@@ -160,10 +161,13 @@ class Relay:
                 if from_client and self.freeze_at is not None and self.freeze_at in data:
                     self.freeze_at = None
                     self.freeze()
+                if from_client and self.hold_request is not None and self.hold_request in data:
+                    self.hold_request = None
+                    pair.held = True
                 await self._pass(pair)
                 if from_client and self.hold_answer is not None and self.hold_answer in data:
                     self.hold_answer = None
-                    pair.answer_held = True
+                    pair.held = True
                 if pair.stranded:
                     continue
                 if from_client and self.lose_request is not None and self.lose_request in data:

@@ -133,7 +133,7 @@ class Names:
         node.revived = revived is not None
         node.session = self.scope.session
         self.ns.tree.add(node, parent.node, name)
-        parent.node.mtime_ns = parent.node.ctime_ns = node.mtime_ns
+        parent.node.entries_changed(node.mtime_ns)
         return node
 
     async def _claim(

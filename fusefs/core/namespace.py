@@ -544,9 +544,7 @@ class Namespace:
     def directory_changed(self, directory: Node, *, store: bool = True) -> None:
         """An entry came or went: the directory's mtime is now. Stored later and together (see
         `namespaces.touch_directories`); `store` is off for what other daemons did."""
-        directory.mtime_ns = directory.ctime_ns = max(now_ns(), directory.mtime_ns)
-        if directory.held is not None:
-            directory.held = directory.held._replace(mtime_ns=None)
+        directory.entries_changed(max(now_ns(), directory.mtime_ns))
         if store:
             self.store_time_of(directory)
 

@@ -155,6 +155,12 @@ class Node:
         if self.held is not None:
             self.take_attrs(self.held)
 
+    def entries_changed(self, at_ns: int) -> None:
+        """An entry of this directory came or went, later than any time that was set on purpose."""
+        self.mtime_ns = self.ctime_ns = at_ns
+        if self.held is not None:
+            self.held = self.held._replace(mtime_ns=None)
+
     def take_attrs(self, attrs: Attrs) -> None:
         """Take attributes that were set, a directory's mtime also backwards."""
         if attrs.mode is not None:

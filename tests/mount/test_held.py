@@ -17,7 +17,7 @@ import pytest
 from tests import harness
 from tests.mount.outage import LOGGED, TIMEOUT
 from tests.mount.sides import eventually
-from tests.relay import Line
+from tests.relay import Line, Which
 
 LONG_AGO_NS = 1_000_000_000_123_456_000
 
@@ -86,17 +86,19 @@ def test_many_are_stored_by_few_statements(only: harness.Mount, namespace: harne
     assert {stored(namespace, f"d{number}") for number in range(200)} == {(0o700, LONG_AGO_NS)}
 
 
-def test_fsync_waits_for_them(only: harness.Mount, namespace: harness.Namespace) -> None:
+@pytest.mark.parametrize("of", ["f", "."])
+def test_fsync_waits_for_them(only: harness.Mount, namespace: harness.Namespace, of: str) -> None:
     (only.path / "f").write_text("text\n")
-    with (only.path / "f").open("rb") as file:
-        with locked(namespace, "f"):
-            os.fchmod(file.fileno(), 0o600)
-            waiting = threading.Thread(target=os.fsync, args=(file.fileno(),))
-            waiting.start()
-            waiting.join(0.1)
-            assert waiting.is_alive()
-        waiting.join(10)
-        assert stored(namespace, "f")[0] == 0o600
+    fd = os.open(only.path / of, os.O_RDONLY)
+    with locked(namespace, "f"):
+        os.chmod(only.path / "f", 0o600)
+        waiting = threading.Thread(target=os.fsync, args=(fd,))
+        waiting.start()
+        waiting.join(0.1)
+        assert waiting.is_alive()
+    waiting.join(10)
+    os.close(fd)
+    assert stored(namespace, "f")[0] == 0o600
 
 
 def test_what_is_written_afterwards_is_newer(only: harness.Mount, namespace: harness.Namespace) -> None:
@@ -114,16 +116,29 @@ def test_what_is_written_afterwards_is_newer(only: harness.Mount, namespace: har
     assert path.stat().st_mtime_ns == found[1]
 
 
-def test_a_rename_over_a_file_takes_them_along(only: harness.Mount, namespace: harness.Namespace) -> None:
+def test_a_rename_over_a_file_takes_them_along(
+    mount: harness.MountFactory, line: Line, namespace: harness.Namespace
+) -> None:
+    """And what was set of the file that it replaces is not set of the new one, however late it comes."""
+    only = mount(session="s-only", dsn=line.dsn)
     for name in ("new", "old"):
         (only.path / name).write_text(f"{name}\n")
-    os.chmod(only.path / "old", 0o777)
     os.chmod(only.path / "new", 0o600)
     os.utime(only.path / "new", ns=(LONG_AGO_NS, LONG_AGO_NS))
-    os.rename(only.path / "new", only.path / "old")
-    assert (mode(only.path / "old"), (only.path / "old").stat().st_mtime_ns) == (0o600, LONG_AGO_NS)
+    sync(only.path)
+    line.relay.hold_request = str(LONG_AGO_NS - 1).encode()
+    os.utime(only.path / "old", ns=(LONG_AGO_NS - 1, LONG_AGO_NS - 1))
+    os.chmod(only.path / "old", 0o777)
+    eventually(lambda: line.relay.hold_request is None, "the statement is on its way")
+    moving = threading.Thread(target=os.rename, args=(only.path / "new", only.path / "old"))
+    moving.start()
+    moving.join(0.2)
+    line.thaw()
+    moving.join(10)
     sync(only.path)
     assert stored(namespace, "old") == (0o600, LONG_AGO_NS)
+    assert (mode(only.path / "old"), (only.path / "old").stat().st_mtime_ns) == (0o600, LONG_AGO_NS)
+    only.umount()  # while there is a line
 
 
 def test_a_moved_file_keeps_them(only: harness.Mount, namespace: harness.Namespace) -> None:
@@ -138,32 +153,76 @@ def test_a_moved_file_keeps_them(only: harness.Mount, namespace: harness.Namespa
     assert stored(namespace, "after")[0] == 0o600
 
 
-def test_a_file_made_anew_has_none_of_them(only: harness.Mount, namespace: harness.Namespace) -> None:
-    """It goes on with the lineage that was removed just now."""
+def test_a_file_made_anew_has_none_of_them(
+    mount: harness.MountFactory, line: Line, namespace: harness.Namespace
+) -> None:
+    """It goes on with the lineage that was removed just now, and the statement comes late."""
+    only = mount(session="s-only", dsn=line.dsn)
     path = only.path / "f"
     path.write_text("text\n")
+    line.relay.hold_request = str(LONG_AGO_NS).encode()
+    os.utime(path, ns=(LONG_AGO_NS, LONG_AGO_NS))
+    eventually(lambda: line.relay.hold_request is None, "the statement is on its way")
+
+    def make_anew() -> None:
+        path.unlink()
+        path.write_text("text\n")
+
+    making = threading.Thread(target=make_anew)
+    making.start()
+    making.join(0.2)
+    line.thaw()
+    making.join(10)
     sync(only.path)
-    os.chmod(path, 0o600)
-    os.unlink(path)
-    path.write_text("text\n")
-    sync(only.path)
-    assert (mode(path), stored(namespace, "f")[0]) == (0o644, 0o644)
+    assert path.stat().st_mtime_ns == stored(namespace, "f")[1] != LONG_AGO_NS
+    only.umount()  # while there is a line
 
 
-def test_who_comes_sees_them(mount: harness.MountFactory, only: harness.Mount, namespace: harness.Namespace) -> None:
-    names = [f"d{number}" for number in range(50)]
-    for name in names:
-        (only.path / name).mkdir()
-    with psycopg.connect(namespace.dsn) as conn:
-        conn.execute("select from agent_files where agent_id = %s for update", (namespace.agent_id,))
-        for name in names:
-            os.chmod(only.path / name, 0o700)
-    comes = mount(session="s-comes")
-    assert {mode(comes.path / name) for name in names} == {0o700}
+def test_who_comes_sees_them(mount: harness.MountFactory, line: Line, namespace: harness.Namespace) -> None:
+    only = mount(session="s-only", dsn=line.dsn)
+    only.expect_log("slow")
+    (only.path / "f").write_text("text\n")
+    line.relay.hold_request = str(LONG_AGO_NS).encode()
+    os.utime(only.path / "f", ns=(LONG_AGO_NS, LONG_AGO_NS))
+    eventually(lambda: line.relay.hold_request is None, "the statement is on its way")
+    came: list[harness.Mount] = []
+    coming = threading.Thread(target=lambda: came.append(mount(session="s-comes")))
+    coming.start()
+    coming.join(2)
+    line.thaw()
+    coming.join(30)
+    (comes,) = came
+    assert (comes.path / "f").stat().st_mtime_ns == LONG_AGO_NS
     # From now on both are told at once.
-    os.chmod(only.path / "d0", 0o711)
-    assert stored(namespace, "d0")[0] == 0o711
-    eventually(lambda: mode(comes.path / "d0") == 0o711, "it is announced")
+    os.chmod(only.path / "f", 0o711)
+    assert stored(namespace, "f")[0] == 0o711
+    eventually(lambda: mode(comes.path / "f") == 0o711, "it is announced")
+    only.umount()  # while there is a line
+
+
+def test_what_is_set_after_somebody_came_is_newer(
+    mount: harness.MountFactory, line: Line, namespace: harness.Namespace
+) -> None:
+    only = mount(session="s-only", dsn=line.dsn)
+    path = only.path / "f"
+    path.write_text("text\n")
+    line.relay.hold_request = str(LONG_AGO_NS).encode()
+    os.utime(path, ns=(LONG_AGO_NS, LONG_AGO_NS))
+    eventually(lambda: line.relay.hold_request is None, "the statement is on its way")
+    os.chmod(path, 0o777)
+    coming = threading.Thread(target=mount, kwargs={"session": "s-comes"})
+    coming.start()
+    eventually(lambda: namespace.only_follower() is None, "the other one comes")
+    changing = threading.Thread(target=os.chmod, args=(path, 0o600))
+    changing.start()
+    changing.join(0.2)
+    line.thaw()
+    changing.join(10)
+    coming.join(30)
+    sync(only.path)
+    assert stored(namespace, "f") == (0o600, LONG_AGO_NS)
+    assert mode(path) == 0o600
+    only.umount()  # while there is a line
 
 
 def test_unmount_stores_them(only: harness.Mount, namespace: harness.Namespace) -> None:
@@ -183,6 +242,68 @@ def test_postgres_away(mount: harness.MountFactory, line: Line, namespace: harne
     line.open()
     eventually(lambda: stored(namespace, "f")[1] == LONG_AGO_NS, "it is stored when Postgres is back")
     assert (only.path / "f").stat().st_mtime_ns == LONG_AGO_NS
+
+
+def test_a_row_that_another_program_has_locked_for_long(
+    mount: harness.MountFactory, namespace: harness.Namespace
+) -> None:
+    only = mount(session="s-only")
+    only.expect_log(r"mounted\.later")
+    (only.path / "f").write_text("text\n")
+    with locked(namespace, "f"):
+        os.chmod(only.path / "f", 0o600)
+        waits = (
+            "select pg_cancel_backend(pid) from pg_stat_activity"
+            " where datname = current_database() and wait_event_type = 'Lock' and query like %s"
+        )
+        eventually(lambda: namespace.execute(waits, ("%fusefs_set_attrs_v1%",)), "the statement waits, and is ended")
+        eventually(lambda: any(each["event"] == "mounted.later" for each in only.log_events()), "it was tried")
+    eventually(lambda: stored(namespace, "f")[0] == 0o600, "it is tried again")
+
+
+@pytest.mark.parametrize("name", ["f", "d"])
+def test_what_another_program_changes_meanwhile_does_not_hide_them(
+    mount: harness.MountFactory, line: Line, namespace: harness.Namespace, name: str
+) -> None:
+    only = mount(session="s-only", dsn=line.dsn)
+    (only.path / "f").write_text("text\n")
+    (only.path / "d").mkdir()
+    began = time.time_ns() - 10**9
+    line.relay.hold_request = str(LONG_AGO_NS).encode()
+    os.utime(only.path / name, ns=(LONG_AGO_NS, LONG_AGO_NS))
+    os.chmod(only.path / name, 0o700)
+    eventually(lambda: line.relay.hold_request is None, "the statement is on its way")
+    if name == "d":
+        (only.path / "d" / "x").write_text("")  # and the directory's time is now
+    namespace.execute(
+        "update agent_files set uid = 7, mode = 416, updated_at = clock_timestamp() where agent_id = %s and path = %s",
+        (namespace.agent_id, f"/{name}"),
+    )
+    eventually(lambda: (only.path / name).stat().st_uid == 7, "it is announced")
+    assert mode(only.path / name) == 0o700
+    assert ((only.path / name).stat().st_mtime_ns > began) == (name == "d")
+    line.thaw()
+    sync(only.path)
+    assert stored(namespace, name)[0] == mode(only.path / name) == 0o700
+    only.umount()  # while there is a line
+
+
+def test_a_row_that_another_program_changed_before_and_that_is_announced_late(
+    mount: harness.MountFactory, line: Line, namespace: harness.Namespace
+) -> None:
+    only = mount(session="s-only", dsn=line.dsn)
+    path = only.path / "f"
+    path.write_text("text\n")
+    line.freeze(Which.LISTENER)
+    namespace.execute(
+        "update agent_files set content = E'theirs\n' where path = '/f' and agent_id = %s", (namespace.agent_id,)
+    )
+    os.chmod(path, 0o600)
+    eventually(lambda: stored(namespace, "f")[0] == 0o600, "it is stored")
+    line.thaw()
+    eventually(lambda: path.read_text() == "theirs\n", "it is announced")
+    assert mode(path) == 0o600
+    only.umount()  # while there is a line
 
 
 @pytest.mark.parametrize("how", ["mode", "content"])
@@ -207,21 +328,6 @@ def test_what_another_program_sets_meanwhile(
     assert path.read_text() == ("text\n" if how == "mode" else "theirs\n")
     eventually(lambda: (mode(path), path.stat().st_mtime_ns) == stored(namespace, "f"), "both are the same")
     only.umount()  # while there is a line
-
-
-def test_what_another_program_set_before(only: harness.Mount, namespace: harness.Namespace) -> None:
-    path = only.path / "f"
-    path.write_text("text\n")
-    with locked(namespace, "f") as other:
-        os.chmod(path, 0o600)
-        other.execute(
-            "update agent_files set content = E'theirs\\n', mode = 416 where agent_id = %s and path = '/f'",
-            (namespace.agent_id,),
-        )
-    sync(only.path)
-    assert stored(namespace, "f")[0] == 0o600
-    eventually(lambda: path.read_text() == "theirs\n", "it is announced")
-    assert (mode(path), path.stat().st_mtime_ns) == stored(namespace, "f")
 
 
 def test_a_directory_made_and_dated_by_tar(only: harness.Mount, namespace: harness.Namespace, tmp_path: Path) -> None:
