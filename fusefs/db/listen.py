@@ -186,7 +186,7 @@ class Listener:
         self._nursery: trio.Nursery | None = None
         self._nap: trio.CancelScope | None = None
         self._alarm = trio.CancelScope()
-        self._deadline = math.inf
+        self._deadline = self._rings_at = math.inf
         self._closed_trips = 0
         self._timeline: str | None = None
         self.live = False
@@ -385,12 +385,14 @@ class Listener:
         """When the next heartbeat is due, or the answer to what was sent. The alarm is set anew only when it
         would ring too late; otherwise it rings early, and finds the deadline moved."""
         self._deadline = trio.current_time() + after_s
-        self._alarm.deadline = min(self._alarm.deadline, self._deadline)
+        if self._deadline < self._rings_at:
+            self._rings_at = self._alarm.deadline = self._deadline
 
     async def _beat(self, conn: Connection) -> None:
         """Send the heartbeats, and give up a connection that does not answer."""
         while not conn.broken:
-            with trio.CancelScope(deadline=self._deadline) as self._alarm:
+            self._rings_at = self._deadline
+            with trio.CancelScope(deadline=self._rings_at) as self._alarm:
                 await trio.sleep_forever()
             if trio.current_time() < self._deadline:
                 continue
@@ -430,8 +432,6 @@ class Listener:
         The answer comes after the notifications that it vouches for, and libpq keeps that order.
         """
         news = self._deliver(pgconn)
-        if self._in_flight is not None:
-            self._set_deadline(self._silence_s)  # a long burst of notifications is not silence
         while self._in_flight is not None and not pgconn.is_busy():
             result = pgconn.get_result()
             if result is None:
@@ -454,6 +454,8 @@ class Listener:
                 if result.status in _FAILED:
                     group.refused = True
                 group.values.append(result.get_value(0, 0) if result.ntuples else None)
+        if self._in_flight is not None:
+            self._set_deadline(self._silence_s)  # a long burst of notifications is not silence
         return news
 
     def _deliver(self, pgconn: pq.abc.PGconn) -> bool:

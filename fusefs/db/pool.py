@@ -305,7 +305,7 @@ class Database:
         doubtful = False
         while True:
             conn: Connection | None = None
-            failed: FsError = Unavailable("Postgres did not take the write in time")
+            failed: FsError | None = None
             try:
                 conn = self._take_idle()
                 if conn is None:
@@ -348,7 +348,7 @@ class Database:
                 if settled is not None:
                     return settled
                 failed = Unavailable("Postgres did not take the write in time; it was not applied")
-            await backoff.pause(failed)
+            await backoff.pause(failed or Unavailable("Postgres did not take the write in time"))
 
     async def sync(self) -> None:
         """Return when everything that was committed before is on the server's disk, whoever committed it and however.

@@ -65,19 +65,17 @@ _BINARY = (bytes, bytearray, memoryview)
 
 def encode(params: Sequence[Param]) -> tuple[list[Wire], list[int]]:
     """Values and formats (0 text, 1 binary) for libpq. Raises FsError for a type that is not a `Param`."""
-    values: list[Wire] = []
-    formats: list[int] = []
-    for param in params:
+    values: list[Wire] = [None] * len(params)
+    formats = [0] * len(params)
+    for at, param in enumerate(params):
+        if param is None:
+            continue
         encoder = _ENCODERS.get(type(param))
         if encoder is not None:
-            values.append(encoder(param))
-            formats.append(0)
-        elif param is None:
-            values.append(None)
-            formats.append(0)
+            values[at] = encoder(param)
         elif isinstance(param, _BINARY):
-            values.append(param)
-            formats.append(1)
+            values[at] = param
+            formats[at] = 1
         else:
             raise FsError(f"a {type(param).__name__} cannot be a value for the database")
     return values, formats

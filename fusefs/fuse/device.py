@@ -61,6 +61,7 @@ class Device:
         self._idle: list[trio.lowlevel.Task] = []
         self._waiting = 0
         self._turn_ends = 0.0
+        self._polls: dict[int, select.poll] = {}  # by number: a descriptor that is used again is waited for alike
         self._ended = False
 
     async def serve(self, answer: Answer) -> None:
@@ -121,10 +122,13 @@ class Device:
         ends the wait, so that it can be answered meanwhile."""
         if self._waiting or self._ended:
             return False
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        poll.register(self._fd, select.POLLIN)
-        return any(ready == fd for ready, _ in poll.poll(_IN_PLACE_MS))
+        poll = self._polls.get(fd)
+        if poll is None:
+            poll = self._polls[fd] = select.poll()
+            poll.register(fd, select.POLLIN)
+            poll.register(self._fd, select.POLLIN)
+        ready = poll.poll(_IN_PLACE_MS)
+        return bool(ready) and (ready[0][0] == fd or ready[-1][0] == fd)
 
     async def _lead(self) -> None:
         """The life of one task: lead, wait, be idle, lead again."""

@@ -20,25 +20,24 @@ CLAIMED = 0
 class Kind(Enum):
     """What a path is."""
 
-    FILE = "file"
-    DIR = "dir"
-    SYMLINK = "symlink"
-    FIFO = "fifo"
-    SOCKET = "socket"
+    mode_type: int
+    """The S_IFMT bits of stat(2)."""
 
-    @property
-    def mode_type(self) -> int:
-        """The S_IFMT bits of stat(2)."""
-        return _MODE_TYPE[self]
+    def __new__(cls, column: str, mode_type: int = 0) -> Kind:
+        kind = object.__new__(cls)
+        kind._value_ = column
+        kind.mode_type = mode_type
+        return kind
+
+    FILE = ("file", stat.S_IFREG)
+    DIR = ("dir", stat.S_IFDIR)
+    SYMLINK = ("symlink", stat.S_IFLNK)
+    FIFO = ("fifo", stat.S_IFIFO)
+    SOCKET = ("socket", stat.S_IFSOCK)
 
 
-_MODE_TYPE = {
-    Kind.FILE: stat.S_IFREG,
-    Kind.DIR: stat.S_IFDIR,
-    Kind.SYMLINK: stat.S_IFLNK,
-    Kind.FIFO: stat.S_IFIFO,
-    Kind.SOCKET: stat.S_IFSOCK,
-}
+KINDS = {kind.value: kind for kind in Kind}
+"""Each kind by the value of its column: for each row of a listing, where `Kind(value)` takes three calls."""
 
 
 class NodeRow(NamedTuple):
@@ -79,7 +78,13 @@ class Attrs(NamedTuple):
 
     def then(self, later: Attrs) -> Attrs:
         """These, and what is given later instead of them."""
-        return Attrs(*(mine if theirs is None else theirs for mine, theirs in zip(self, later, strict=True)))
+        mode, uid, gid, mtime_ns = later
+        return Attrs(
+            self.mode if mode is None else mode,
+            self.uid if uid is None else uid,
+            self.gid if gid is None else gid,
+            self.mtime_ns if mtime_ns is None else mtime_ns,
+        )
 
 
 NO_ATTRS = Attrs()

@@ -22,19 +22,23 @@ class SeenVersions:
         self._versions: OrderedDict[str, int] = OrderedDict()
         self._at: OrderedDict[str, str] = OrderedDict()
 
+    def use(self, node_id: str, version: int) -> bool:
+        """Whether the session has seen this version, or a newer one, and is given it again."""
+        known = self._versions.get(node_id)
+        if known is None:
+            return False
+        self._versions.move_to_end(node_id)
+        return known >= version
+
     def note(self, path: str, node_id: str, version: int) -> None:
         """The session was given this version, or wrote it. An older one than it has seen changes nothing."""
-        versions = self._versions
-        known = versions.get(node_id)
-        if known is not None:
-            versions.move_to_end(node_id)
-        if known is None or known < version:
-            versions[node_id] = version
-            self._at[path] = node_id
-            if known is None and len(versions) > _LINEAGES:
-                versions.popitem(last=False)
-            while len(self._at) > _LINEAGES:
-                self._at.popitem(last=False)
+        if self.use(node_id, version):
+            return
+        self._versions[node_id] = version
+        self._at[path] = node_id
+        for each in (self._versions, self._at):
+            while len(each) > _LINEAGES:
+                each.popitem(last=False)
 
     def version(self, node_id: str) -> int | None:
         """The newest version seen of a lineage; None: nothing of it."""

@@ -24,7 +24,7 @@ from fusefs.db.values import Param
 from fusefs.rules import events, paths
 from fusefs.rules.config import Limits
 from fusefs.rules.errors import Exists, NotFound, StaleVersion, TooLarge
-from fusefs.rules.model import Attrs, Commit, Kind, NodeRow, Renamed
+from fusefs.rules.model import KINDS, Attrs, Commit, Kind, NodeRow, Renamed
 from fusefs.rules.paths import Op
 from fusefs.rules.scope import Scope
 from fusefs.telemetry import operation
@@ -88,7 +88,7 @@ def node_of(row: Row) -> NodeRow:
     return NodeRow(
         id=row[0],
         path=row[1],
-        kind=Kind(row[2]),
+        kind=KINDS[row[2]],
         ino=row[3],
         version=row[4],
         size=row[5],
