@@ -121,11 +121,6 @@ class Mounted:
         self._wake.set()
         self._unmeasured.update(self._namespaces.values())
 
-    async def barrier(self) -> None:
-        """See `Listener.barrier`. Raises Unavailable while announcements are not live."""
-        assert self.listener is not None
-        await self.listener.barrier()
-
     # -- Namespaces and sessions -------------------------------------------------------------------
 
     async def namespace(self, tenant_id: str, agent_id: str) -> Namespace:
@@ -147,7 +142,7 @@ class Mounted:
                 contents=self.contents,
                 table=self.table,
                 kernel=self.kernel,
-                barrier=self.barrier,
+                listener=self.listener,
                 inos=inos,
                 rescue=self.rescue,
                 touched=self._touched,

@@ -75,32 +75,37 @@ class Names:
         """open(2) with O_CREAT of a name that the kernel does not know. With O_EXCL the name is claimed
         in Postgres before the answer, unless this is the only mount (`Namespace.claims_late`); without, the file is
         this mount's alone until its first commit."""
+        claims = bool(flags & os.O_EXCL)
+        begun = self.ns.begin_barrier() if claims and self.ns.claims_late else None
         path = self._new_path(parent, name)
         try:
             await self._settle_foreign(parent.node, name)
             node = await self._child(parent, name)
-            claims = bool(flags & os.O_EXCL)
-            if node is None and (self.ns.vanished_just_now(path) if not claims else self.ns.claims_late):
-                # What others made there would be found at the commit only, and a shell does not look at its answer; and
-                # who gets a lock file reads what its last holder wrote.
+            ino = await self.ns.inos.next()
+            new = self._new_file(parent.node, name, ino, path, mode, caller)
+            # What others made there would be found at the commit only, and a shell does not look at its answer; and
+            # who gets a lock file reads what its last holder wrote.
+            if node is None and begun is not None:
+                await self.ns.end_barrier(begun)
+                node = await self._child(parent, name)
+            elif node is None and not claims and self.ns.vanished_just_now(path):
                 await self.ns.barrier()
                 node = await self._child(parent, name)
             if node is not None:
-                if flags & os.O_EXCL:
+                if claims:
                     raise _look_again(path)
                 return await self._open(node, flags)
             paths.check(self.scope, Op.CREATE, path)
-            ino = await self.ns.inos.next()
-            if claims and not self.ns.claims_late:  # asked after the last wait: a mount may have come meanwhile
-                node, made = await self._claim(parent, name, ino, Kind.FILE, mode, caller)
-                expected: int | None = made
+            expected: int | None = None
+            if claims and (begun is None or not self.ns.claims_late):  # a mount may have come since the last wait
+                new, expected = await self._claim(parent, name, ino, Kind.FILE, mode, caller)
             else:
-                node = self._uncommitted(parent, name, ino, path, mode, caller)
-                expected = None
+                self.ns.tree.add(new, parent.node, name)
+                parent.node.entries_changed(new.mtime_ns)
         except FsError as error:
             self._refused("create", error, path, parent.node)
             raise
-        inode = self.table.obtain(self._view, node)
+        inode = self.table.obtain(self._view, new)
         return inode, self.io.opened_new(inode, flags, expected)
 
     async def _open(self, node: Node, flags: int) -> tuple[Inode, Opened]:
@@ -123,17 +128,16 @@ class Names:
             if inode.owner is not self._view:
                 await inode.owner.commit(inode)
 
-    def _uncommitted(self, parent: Inode, name: str, ino: int, path: str, mode: int, caller: Caller) -> Node:
+    def _new_file(self, directory: Node, name: str, ino: int, path: str, mode: int, caller: Caller) -> Node:
+        """A node that no row has yet, and no directory."""
         revived = self.session.revives(path)
         node = Node(files.new_id() if revived is None else revived.id, Kind.FILE, ino, name, None)
         node.mode = stat_bits.S_IMODE(mode)
-        node.uid, node.gid = self._owner_ids(parent.node, caller)
+        node.uid, node.gid = self._owner_ids(directory, caller)
         node.mtime_ns = node.ctime_ns = now_ns()
         node.owner = self._view
         node.revived = revived is not None
         node.session = self.scope.session
-        self.ns.tree.add(node, parent.node, name)
-        parent.node.entries_changed(node.mtime_ns)
         return node
 
     async def _claim(

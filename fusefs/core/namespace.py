@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
@@ -25,6 +25,7 @@ from fusefs.core.loading import Loader
 from fusefs.core.rescue import RescueDirectory
 from fusefs.core.tree import SUPERSEDED, Node, Tree
 from fusefs.db.connection import Backend
+from fusefs.db.listen import Listener, Round
 from fusefs.db.pool import Database
 from fusefs.rules import paths
 from fusefs.rules.errors import FsError, NotFound, Unavailable
@@ -55,7 +56,7 @@ class Namespace:
     """The files of one (tenant, agent).
 
     Args:
-        barrier: returns when every announcement of what was committed before has been applied.
+        listener: brings the announcements.
         inos: a shared stock of incarnation numbers.
         rescue: where bytes go that Postgres does not take.
         touched, doubtful: sets of the namespaces whose directory times are to be stored, and where lost changes are
@@ -73,7 +74,7 @@ class Namespace:
         contents: Contents,
         table: InodeTable,
         kernel: Kernel,
-        barrier: Callable[[], Awaitable[None]],
+        listener: Listener,
         inos: Inos,
         rescue: RescueDirectory,
         touched: set[Namespace],
@@ -91,7 +92,7 @@ class Namespace:
         self.contents = contents
         self.table = table
         self.kernel = kernel
-        self._barrier = barrier
+        self._listener = listener
         self.inos = inos
         self.rescue = rescue
         self._all_touched = touched
@@ -123,11 +124,26 @@ class Namespace:
     async def barrier(self) -> None:
         """Return when what was committed before is in the mirror. While announcements are not live the
         mirror keeps nothing, so there is nothing to wait for."""
-        if self.live:
+        await self.end_barrier(self.begin_barrier())
+
+    def begin_barrier(self) -> Round | None:
+        """Ask for a barrier, to wait for it later: what is done in between costs no time."""
+        try:
+            return self._listener.begin_barrier() if self.live else None
+        except Unavailable:
+            self._barrier_lost()
+            return None
+
+    async def end_barrier(self, begun: Round | None) -> None:
+        """Wait for a barrier that was asked for."""
+        if begun is not None:
             try:
-                await self._barrier()
+                await self._listener.end_barrier(begun)
             except Unavailable:
-                _log.info("namespace.barrier_lost", agent=self.agent_id)
+                self._barrier_lost()
+
+    def _barrier_lost(self) -> None:
+        _log.info("namespace.barrier_lost", agent=self.agent_id)
 
     @property
     def claims_late(self) -> bool:

@@ -112,7 +112,7 @@ class _Group:
         self.refused = False
 
 
-class _Round:
+class Round:
     """What one round trip will do, and who waits for it. `lost`: nobody knows whether it was done."""
 
     __slots__ = ("answered", "done", "groups", "lost")
@@ -181,8 +181,8 @@ class Listener:
         self._silence_s = silence_s
         self._channels: dict[str, Channel] = {}
         self._conn: Connection | None = None
-        self._in_flight: _Round | None = None
-        self._next: _Round | None = None
+        self._in_flight: Round | None = None
+        self._next: Round | None = None
         self._nursery: trio.Nursery | None = None
         self._nap: trio.CancelScope | None = None
         self._alarm = trio.CancelScope()
@@ -264,7 +264,20 @@ class Listener:
         Joins the next round trip to be sent, never one in flight: that one may have passed the server
         before the commit. Raises Unavailable while not live, or when the connection is lost meanwhile.
         """
-        await self._join([])
+        await self.end_barrier(self.begin_barrier())
+
+    def begin_barrier(self) -> Round:
+        """Ask for a barrier now, to wait for it later by `end_barrier`. Raises Unavailable while not live."""
+        return self._begin(None)
+
+    async def end_barrier(self, begun: Round) -> None:
+        """Return when the answer is here. Raises Unavailable when the connection was lost meanwhile."""
+        if not begun.done.is_set():
+            self._look()
+        if not begun.done.is_set():
+            await begun.done.wait()
+        if begun.lost:
+            raise Unavailable("the connection for announcements was lost")
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled, reconnecting with backoff. `started` is called once live.
@@ -309,26 +322,26 @@ class Listener:
 
     async def _join(self, commands: list[_Command]) -> list[bytes | None]:
         """Have commands run with the next round, in a transaction of their own, and return what each said."""
-        if not self.live:
-            raise Unavailable("announcements from Postgres are not live")
-        joined = self._round_to_come()
         group = _Group(commands)
-        if commands:
-            joined.groups.append(group)
-        if self._in_flight is None:
-            self._send_next()
-            self._look()
-        if not joined.done.is_set():
-            await joined.done.wait()
-        if joined.lost:
-            raise Unavailable("the connection for announcements was lost")
+        await self.end_barrier(self._begin(group))
         if group.refused:
             raise Unavailable("the server refused to announce changes")
         return group.values
 
-    def _round_to_come(self) -> _Round:
+    def _begin(self, group: _Group | None) -> Round:
+        """Join the next round, and send it where none is on its way."""
+        if not self.live:
+            raise Unavailable("announcements from Postgres are not live")
+        joined = self._round_to_come()
+        if group is not None:
+            joined.groups.append(group)
+        if self._in_flight is None:
+            self._send_next()
+        return joined
+
+    def _round_to_come(self) -> Round:
         if self._next is None:
-            self._next = _Round()
+            self._next = Round()
         return self._next
 
     def _send_next(self) -> None:
@@ -337,7 +350,7 @@ class Listener:
         """
         assert self._conn is not None
         pgconn = self._conn.pgconn
-        self._in_flight, self._next = self._next or _Round(), None
+        self._in_flight, self._next = self._next or Round(), None
         self._set_deadline(self._silence_s)
         try:
             self._conn.trips += 1

@@ -191,8 +191,13 @@ async def test_any_text_survives_an_array(connect: Connect, plain: str) -> None:
         assert await conn.run(echo, (texts,)) == [(texts,)]
 
 
+async def test_null_in_an_array(connect: Connect, plain: str) -> None:
+    conn = await connect(plain)
+    assert await conn.run(one("select $1::bigint[]"), ([1, None, -2],)) == [([1, None, -2],)]
+
+
 @pytest.mark.parametrize(
-    "value", ["a\0b", "\udc80", ["a\0b"], [None], [b"x"], [True], [["a"]], object(), {"a": 1}, uuid.uuid4()]
+    "value", ["a\0b", "\udc80", ["a\0b"], [b"x"], [True], [["a"]], object(), {"a": 1}, uuid.uuid4()]
 )
 def test_a_value_that_would_be_damaged_is_refused(value: Param) -> None:
     with pytest.raises(FsError, match="database"):
