@@ -430,17 +430,17 @@ class FileIo:
         inode = handle.inode
         try:
             buffer = inode.buffer
-            # Also by a handle that failed, if it is the last: the bytes are another's, whose close failed.
-            last = not any(other is not handle for other in inode.changers)
-            if handle.changes and buffer is not None and buffer.uncommitted and (last or handle.failed is None):
-                await self.commits.commit(inode, handle)
+            if handle.changes and buffer is not None and buffer.uncommitted:
+                # Also by a handle that failed, if it is the last: the bytes are another's, whose close failed.
+                if handle.failed is None or not any(other is not handle for other in inode.changers):
+                    await self.commits.commit(inode, handle)
         except StaleVersion:
             pass  # told by `Commits.lose`
         except FsError as error:
             await self.commits.give_up(inode, handle, error)
         finally:
             self.table.close(handle)
-            if not any(inode.changers) and inode.buffer is not None and not inode.buffer.uncommitted:
+            if inode.buffer is not None and not inode.buffer.uncommitted and not any(inode.changers):
                 inode.buffer = None
             if not inode.handles:
                 inode.pinned = None
