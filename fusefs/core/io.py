@@ -430,10 +430,14 @@ class FileIo:
         inode = handle.inode
         try:
             buffer = inode.buffer
-            if handle.changes and buffer is not None and buffer.uncommitted:
+            if (
+                handle.changes
+                and buffer is not None
+                and buffer.uncommitted
                 # Also by a handle that failed, if it is the last: the bytes are another's, whose close failed.
-                if handle.failed is None or not any(other is not handle for other in inode.changers):
-                    await self.commits.commit(inode, handle)
+                and (handle.failed is None or not any(other is not handle for other in inode.changers))
+            ):
+                await self.commits.commit(inode, handle)
         except StaleVersion:
             pass  # told by `Commits.lose`
         except FsError as error:
