@@ -35,7 +35,7 @@ class Pair:
     listens: bool = False
     stranded: bool = False
     answer_lost: bool = False
-    held: bool = False
+    held_up: bool = False
 
     def close(self) -> None:
         self.client.socket.close()
@@ -119,7 +119,7 @@ class Relay:
         """Pass on what was held up, and what comes."""
         self._frozen.clear()
         for pair in self._pairs:
-            pair.held = False
+            pair.held_up = False
         self._thawed.set()
         self._thawed = trio.Event()
 
@@ -127,7 +127,7 @@ class Relay:
         """Return when the pair is not frozen."""
         self.held += 1
         try:
-            while pair.held or any(pair in which for which in self._frozen):
+            while pair.held_up or any(pair in which for which in self._frozen):
                 await self._thawed.wait()
         finally:
             self.held -= 1
@@ -163,11 +163,11 @@ class Relay:
                     self.freeze()
                 if from_client and self.hold_request is not None and self.hold_request in data:
                     self.hold_request = None
-                    pair.held = True
+                    pair.held_up = True
                 await self._pass(pair)
                 if from_client and self.hold_answer is not None and self.hold_answer in data:
                     self.hold_answer = None
-                    pair.held = True
+                    pair.held_up = True
                 if pair.stranded:
                     continue
                 if from_client and self.lose_request is not None and self.lose_request in data:

@@ -60,8 +60,7 @@ class Commits:
             await self.settle(inode)
             if not (buffer.dirty or buffer.pending):
                 return
-            if node.held is not None:
-                await self.ns.held.store()  # set before what is written now
+            await self.ns.held.store(node)  # set before what is written now
             if node.gone:
                 try:
                     self.check_there(node)
@@ -278,6 +277,7 @@ class Commits:
             node.version, node.size = done.version, done.size
             node.mtime_ns, node.ctime_ns, node.changed_ns = done.mtime_ns, done.ctime_ns, done.ctime_ns
             node.session = session.scope.session
+            node.show_held()
         if created:
             if node.parent is not None:
                 ns.tree.touch(node)

@@ -147,7 +147,9 @@ class Follower:
         ns.usage.add(1 if old_size is None else 0, row.size - (old_size or 0))
         known = ns.tree.by_id.get(row.id)
         if known is not None and known.row_ino == row.ino and known.committed:
-            ns.take_state(known, row)
+            if ns.tree.accepts(known, row.version, row.ctime_ns) and not ns.tree.says(known, row):
+                ns.take_state(known, row)
+                known.era = ns.tree.era
             return
         parent_path, name = paths.split(row.path)
         parent = self._directory(parent_path)

@@ -419,8 +419,7 @@ class FileIo:
         handle.check()
         if handle.inode.buffer is not None and handle.inode.buffer.uncommitted:
             await self.commits.commit(handle.inode, handle)
-        if handle.inode.node.held is not None:
-            await self.ns.held.store()
+        await self.ns.held.store(handle.inode.node)
         if self._relaxed:
             await self.ns.db.sync()
 

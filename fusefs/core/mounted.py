@@ -76,6 +76,7 @@ class Mounted:
         self._touched: set[Namespace] = set()
         self._doubtful: set[Namespace] = set()
         self._holding: set[Namespace] = set()
+        self._storing: set[Namespace] = set()
         self._holds = trio.Event()
         self._audible: set[Follower] = set()
         # Whose names are to be claimed, since others came; and who is to be subscribed to again.
@@ -255,27 +256,35 @@ class Mounted:
             self._rounds += 1
 
     async def store_held(self) -> None:
-        """Store the attributes that namespaces hold, a moment after the first."""
+        """Store the attributes that namespaces hold, a moment after the first. A task for each namespace."""
         async with trio.open_nursery() as nursery:
             while True:
                 await self._holds.wait()
-                await trio.sleep(_HOLD_S)
                 self._holds = trio.Event()
-                due, self._holding = self._holding, set()
-                for ns in due:
+                for ns in self._holding - self._storing:
+                    self._storing.add(ns)
                     nursery.start_soon(self._store_held, ns)
 
     async def _store_held(self, ns: Namespace) -> None:
+        """Store what a namespace holds until it holds nothing."""
+        wait_s = _HOLD_S
         try:
-            await ns.held.store()
-        except FsError as error:
-            _log.info("mounted.later", error=type(error).__name__)
-            await trio.sleep(_ATTEND_AGAIN_S)
-            self._note_holding(ns)
+            while ns.held:
+                await trio.sleep(wait_s)
+                try:
+                    left = await ns.held.store_once(trio.current_time())
+                    wait_s = _ATTEND_AGAIN_S if left else _HOLD_S
+                except FsError as error:
+                    wait_s = min(max(_ATTEND_AGAIN_S, 2 * wait_s), _ROUND_S)
+                    _log.warning("mounted.attributes_wait", files=len(ns.held), error=type(error).__name__)
+        finally:
+            self._storing.discard(ns)
+            self._holding.discard(ns)
 
     def _note_holding(self, ns: Namespace) -> None:
-        self._holding.add(ns)
-        self._holds.set()
+        if ns not in self._holding:
+            self._holding.add(ns)
+            self._holds.set()
 
     async def _follow_again(self, follower: Follower) -> None:
         """Where this daemon hears its own announcements, ask whether anybody else does still. Names are claimed late
@@ -387,13 +396,15 @@ class Mounted:
             self._unused.discard(ns)
             if ns.views:
                 return  # a session was opened meanwhile
-            await self._tolerate(ns.held.store)
+            if ns.held:
+                self._unused.add(ns)  # until it holds nothing
+                return
             await self._tolerate(ns.store_times)
             del self._namespaces[ns.tenant_id, ns.agent_id]
             follower = self._followers.pop(ns.channel)
             for followers in (self._audible, self._met, self._returning):
                 followers.discard(follower)
-            for namespaces_ in (self._unmeasured, self._touched, self._doubtful, self._holding):
+            for namespaces_ in (self._unmeasured, self._touched, self._doubtful):
                 namespaces_.discard(ns)
             assert self.listener is not None
             await self._tolerate(lambda: self.listener.unsubscribe(follower.channel))  # type: ignore[union-attr]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import stat as stat_bits
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import TypeVar
 
 from fusefs.core.attributes import Caller, now_ns
@@ -82,7 +82,7 @@ class Names:
             await self._settle_foreign(parent.node, name)
             node = await self._child(parent, name)
             ino = await self.ns.inos.next()
-            new = self._new_file(parent.node, name, ino, path, mode, caller)
+            new = self._new_file(parent.node, name, ino, path, mode, caller)  # while the barrier is on its way
             # What others made there would be found at the commit only, and a shell does not look at its answer; and
             # who gets a lock file reads what its last holder wrote.
             if node is None and begun is not None:
@@ -101,7 +101,7 @@ class Names:
                 new, expected = await self._claim(parent, name, ino, Kind.FILE, mode, caller)
             else:
                 self.ns.tree.add(new, parent.node, name)
-                parent.node.entries_changed(new.mtime_ns)
+                parent.node.entries_changed(now_ns())
         except FsError as error:
             self._refused("create", error, path, parent.node)
             raise
@@ -292,8 +292,6 @@ class Names:
             await self._take_away(directory, name, path, node)
 
     async def _take_away(self, directory: Node, name: str, path: str, node: Node) -> None:
-        if node.held is not None:
-            await self.ns.held.drop(node)
         version = await self._delete_row(directory, name, path, node) if node.committed else None
         if version is None and node.gone:
             return
@@ -320,7 +318,8 @@ class Names:
         """Delete the row. Where others replaced it since we looked, what has the name now is deleted, and
         None returned; where they moved it, it stays: nobody named it there."""
         try:
-            return await files.delete(self.ns.db, self.scope, path, node.id)
+            async with self._still(node):
+                return await files.delete(self.ns.db, self.scope, path, node.id)
         except NotFound:
             await self.ns.barrier()
             now = directory.children.get(name)
@@ -403,8 +402,6 @@ class Names:
                 await self.io.remember(target)
                 self.session.check_replace(target)
                 expected = self.session.expects(target)
-        if target is not None and (source.held is not None or target.held is not None):
-            await self.ns.held.store()  # by lineage, and one of them changes hands
         tries = 0
         while True:
             if source.parent is not directory or source.name != name:
@@ -450,15 +447,16 @@ class Names:
         if in_turn:
             ns.moving[path] = take
         try:
-            done = await files.rename(
-                ns.db,
-                self.scope,
-                self._limits,
-                (source.id, path),
-                (None if target is None else target.id, paths.join(new_directory.path, new_name)),
-                expected=expected,
-                mode=mode,
-            )
+            async with self._still(source, target):
+                done = await files.rename(
+                    ns.db,
+                    self.scope,
+                    self._limits,
+                    (source.id, path),
+                    (None if target is None else target.id, paths.join(new_directory.path, new_name)),
+                    expected=expected,
+                    mode=mode,
+                )
             if in_turn:
                 await ns.barrier()
         except BaseException:
@@ -471,6 +469,12 @@ class Names:
             return
         for each in (directory, new_directory):
             ns.tree.distrust(each)
+
+    def _still(self, *nodes: Node | None) -> AbstractAsyncContextManager[None]:
+        """No attributes of these nodes are on their way while a lineage ends or changes hands: they go by lineage."""
+        if any(node is not None and node.held is not None for node in nodes):
+            return self.ns.held.still()
+        return nullcontext()
 
     def _renamed(
         self,

@@ -152,9 +152,10 @@ class Namespace:
         return self.alone and len(self.views) == 1
 
     async def publish(self) -> None:
-        """Store what was answered before: attributes that are held, and what was made under names that are claimed
-        late. Raises Unavailable."""
-        await self.held.store()
+        """Store what was answered before: attributes that are held, but those of rows that another program has locked,
+        which are announced when they are stored; and what was made under names that are claimed late. Raises
+        Unavailable."""
+        await self.held.store_once(trio.current_time())
         for handle in list(self.table.handles.values()):
             node = handle.inode.node
             if not handle.exclusive or handle.inode.owner not in self.views:
@@ -252,20 +253,14 @@ class Namespace:
             self.content_changed(node)
         return node
 
-    def take_state(self, node: Node, row: NodeRow, by: object = None) -> bool:
-        """Take what is known of a node's row, unless something newer is. Returns whether it was not older."""
-        if not self.tree.accepts(node, row.version, row.ctime_ns):
-            return False
-        if self.tree.says(node, row):
-            return True
+    def take_state(self, node: Node, row: NodeRow, by: object = None) -> None:
+        """Take a state of a node's row that is not older than the known one. `by` knows the attributes already."""
         content = row.version != node.version
         node.update(row)
-        node.era = self.tree.era
         if content:
             self.content_changed(node)
         else:
             self.attrs_changed(node, by=by)
-        return True
 
     def take_name(self, node: Node, row: NodeRow, parent: Node) -> None:
         """Others' row is at the name of this daemon's uncommitted file.
@@ -539,30 +534,37 @@ class Namespace:
             if directory is not None and directory.node is node.parent and not inode.handles:
                 self.kernel.invalidate_entry(directory.kino, node.name)
 
-    def _attrs_stored(self, node: Node, row: NodeRow) -> None:
-        """Attributes that were held are stored. The kernel knows them already; what else the row says is news to it.
-        The ctime stays as it was shown: git, for one, takes another for a change."""
-        if not self.tree.accepts(node, row.version, row.ctime_ns):
-            # Others' change came after, and ours was shown over it.
+    def _attrs_stored(self, node: Node, row: NodeRow | None) -> None:
+        """Attributes that were held are stored, or their row is gone. The kernel knows them already; what else the row
+        says is news to it. The ctime stays as it was shown: git, for one, takes another for a change."""
+        if row is None or not node.is_before(row.version, row.ctime_ns):
+            # Others took it away, or changed it after us, and ours was shown over that.
             if node.parent is not None:
                 self.tree.distrust(node.parent)
             self.attrs_changed(node)
-            return
-        known = (node.version, node.mode, node.uid, node.gid, node.mtime_ns)
-        if known == (row.version, row.mode, row.uid, row.gid, row.mtime_ns):
-            node.changed_ns = row.ctime_ns
-            node.era = self.tree.era
         else:
-            self.take_state(node, row)
+            shown = (node.version, node.mode, node.uid, node.gid, node.mtime_ns)
+            ctime_ns = node.ctime_ns
+            node.update(row)
+            if shown == (node.version, node.mode, node.uid, node.gid, node.mtime_ns):
+                node.ctime_ns = ctime_ns
+            elif shown[0] != node.version:
+                self.content_changed(node)
+            else:
+                self.attrs_changed(node)
+            self.tree.drop(node)
 
     # -- Directory times ---------------------------------------------------------------------------
 
     def directory_changed(self, directory: Node, *, store: bool = True) -> None:
         """An entry came or went: the directory's mtime is now. Stored later and together (see
         `namespaces.touch_directories`); `store` is off for what other daemons did."""
-        directory.entries_changed(max(now_ns(), directory.mtime_ns))
+        at_ns = max(now_ns(), directory.mtime_ns)
         if store:
+            directory.entries_changed(at_ns)
             self.store_time_of(directory)
+        elif directory.held is None or directory.held.mtime_ns is None:  # else it may have been before that was set
+            directory.mtime_ns = directory.ctime_ns = at_ns
 
     def store_time_of(self, directory: Node) -> None:
         """Have a directory's mtime stored as it is: an entry that came a while ago is in Postgres now."""

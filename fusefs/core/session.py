@@ -91,7 +91,7 @@ class Session:
     def saw(self, node: Node | NodeRow, version: int) -> None:
         """The session opened this version for reading, was served it, or wrote it."""
         if not self._seen.use(node.id, version):
-            self._seen.note(node.path, node.id, version)
+            self._seen.remember(node.path, node.id, version)
 
     def glimpsed(self, node: Node) -> None:
         """The session read of a file, but nobody can tell which version, or whether all of it."""

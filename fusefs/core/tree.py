@@ -152,11 +152,15 @@ class Node:
         self.changed_ns = row.ctime_ns
         self.ctime_ns = max(self.ctime_ns, row.ctime_ns) if row.kind is Kind.DIR else row.ctime_ns
         self.session = row.session
+        self.show_held()
+
+    def show_held(self) -> None:
+        """Have attributes that are not stored yet win over those of a row."""
         if self.held is not None:
             self.take_attrs(self.held)
 
     def entries_changed(self, at_ns: int) -> None:
-        """An entry of this directory came or went, later than any time that was set on purpose."""
+        """This daemon made or removed an entry of this directory: later than any time that was set on purpose."""
         self.mtime_ns = self.ctime_ns = at_ns
         if self.held is not None:
             self.held = self.held._replace(mtime_ns=None)

@@ -201,8 +201,8 @@ class SessionFs(Filesystem):
             raise
 
     async def _set_attrs(self, inode: Inode, attrs: Attrs) -> None:
-        """Attributes ride along with the commit that is due anyway, else are stored at once. A commit under
-        way has taken its own already."""
+        """Attributes ride along with the commit that is due anyway; else they are held where nobody else follows
+        (`held.py`), or stored at once. A commit under way has taken its own already."""
         if inode.buffer is not None and inode.buffer.committing is not None:
             async with inode.lock:
                 pass
@@ -219,13 +219,15 @@ class SessionFs(Filesystem):
             paths.check(self.scope, Op.SETATTR, node.path)
             self.ns.held.add(node, attrs)
         elif not node.gone:
-            if node.held is not None:
-                await self.ns.held.store()
-            found = await files.set_attrs(self.ns.db, self.scope, [files.AttrsChange(node.path, node.id, attrs)])
-            if node.id not in found:
+            await self.ns.held.store(node)
+            node_id = node.id
+            found = await files.set_attrs(self.ns.db, self.scope, [files.AttrsChange(node.path, node_id, attrs)])
+            if node_id not in found:
                 raise NotFound(path=node.path)
-            if not self.ns.take_state(node, found[node.id], by=self):
+            row, _ = found[node_id]
+            if not node.is_before(row.version, row.ctime_ns):
                 return  # others' change came after this one, and was announced before its answer was here
+            self.ns.take_state(node, row, by=self)
         node.take_attrs(attrs)
         if attrs.mtime_ns is not None and node.kind is Kind.DIR:
             self.ns.directory_times_set(node)

@@ -32,8 +32,11 @@ class SeenVersions:
 
     def note(self, path: str, node_id: str, version: int) -> None:
         """The session was given this version, or wrote it. An older one than it has seen changes nothing."""
-        if self.use(node_id, version):
-            return
+        if not self.use(node_id, version):
+            self.remember(path, node_id, version)
+
+    def remember(self, path: str, node_id: str, version: int) -> None:
+        """The session was given a version that it had not seen (`use`)."""
         self._versions[node_id] = version
         self._at[path] = node_id
         for each in (self._versions, self._at):

@@ -592,25 +592,33 @@ class AttrsChange(NamedTuple):
     attrs: Attrs
 
 
-async def set_attrs(db: Database, scope: Scope, changes: Sequence[AttrsChange]) -> dict[str, NodeRow]:
-    """Store mode, owner and mtime; what is None stays. Returns the rows as they are then, by lineage: what is gone is
-    missing. In the order of ids: two daemons do not deadlock."""
+async def set_attrs(
+    db: Database, scope: Scope, changes: Sequence[AttrsChange], *, wait: bool = True
+) -> dict[str, tuple[NodeRow, bool]]:
+    """Store mode, owner and mtime; what is None stays.
+
+    Args:
+        wait: for rows that another transaction has locked. Who sets many does not: a deadlock with a directory's move
+            would be the rule.
+
+    Returns the rows as they are then, by lineage, each with whether it is locked and was left; what is gone is missing.
+    """
     for change in changes:
         paths.check(scope, Op.SETATTR, change.path)
-    ordered = sorted(changes, key=lambda change: change.node_id)
     with operation("setattr", scope, changes[0].path if len(changes) == 1 else None):
         rows = await db.run(
             scope.tenant_id,
             _SET_ATTRS,
             scope.tenant_id,
             scope.agent_id,
-            [change.node_id for change in ordered],
-            [change.attrs.mode for change in ordered],
-            [change.attrs.uid for change in ordered],
-            [change.attrs.gid for change in ordered],
-            [change.attrs.mtime_ns for change in ordered],
+            [change.node_id for change in changes],
+            [change.attrs.mode for change in changes],
+            [change.attrs.uid for change in changes],
+            [change.attrs.gid for change in changes],
+            [change.attrs.mtime_ns for change in changes],
+            wait,
         )
-    return {row[0]: node_of(row) for row in rows}
+    return {row[0]: (node_of(row), row[12]) for row in rows}
 
 
 async def record_conflict(

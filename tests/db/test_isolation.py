@@ -274,7 +274,7 @@ WITHOUT_EFFECT = [
     "select 1 from fusefs_touch_v1(%(b)s, %(b_agent)s, array[%(id)s]::uuid[], array[1::bigint << 62]) where false",
     (
         "select 1 from fusefs_set_attrs_v1(%(b)s, %(b_agent)s, array[%(id)s]::uuid[], array[0], array[null::bigint],"
-        " array[null::bigint], array[1::bigint])"
+        " array[null::bigint], array[1::bigint], true)"
     ),
     "select 1 from fusefs_set_quotas_v1(%(b)s, %(b_agent)s, 0, 0) where false",
     "select 1 from fusefs_move_v1(%(b)s, %(b_agent)s, 'file', '/d/f', '/d/g') where false",

@@ -164,7 +164,7 @@ def test_commits(grown: Grown) -> None:
     written = (1, None, None, None)
     assert grown.rows_read("commit_write", node, 1, "more", None, *written, *by(), "write", 7, None) <= READS_AT_MOST
     assert grown.rows_read("commit_append", node, b"more", "more", 1000, *written, *by(), 7) <= READS_AT_MOST
-    assert grown.rows_read("set_attrs", [node], [0o600], [None], [None], [None]) <= READS_AT_MOST
+    assert grown.rows_read("set_attrs", [node], [0o600], [None], [None], [None], False) <= READS_AT_MOST
     directories = [grown.id_of("/many"), grown.id_of("/few")]
     assert grown.rows_read("touch_directories", directories, [1 << 62, 1 << 62]) <= READS_AT_MOST
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -16,6 +18,7 @@ import pytest
 
 from tests import harness
 from tests.mount.outage import LOGGED, TIMEOUT
+from tests.mount.posix_support import errno_of
 from tests.mount.sides import eventually
 from tests.relay import Line, Which
 
@@ -234,7 +237,7 @@ def test_unmount_stores_them(only: harness.Mount, namespace: harness.Namespace) 
 
 def test_postgres_away(mount: harness.MountFactory, line: Line, namespace: harness.Namespace) -> None:
     only = mount(*TIMEOUT, session="s-only", dsn=line.dsn)
-    only.expect_log(LOGGED + r"|mounted\.later")
+    only.expect_log(LOGGED + r"|mounted\.(later|attributes_wait)")
     (only.path / "f").write_text("text\n")
     line.lose(request=str(LONG_AGO_NS).encode())
     os.utime(only.path / "f", ns=(LONG_AGO_NS, LONG_AGO_NS))
@@ -244,21 +247,218 @@ def test_postgres_away(mount: harness.MountFactory, line: Line, namespace: harne
     assert (only.path / "f").stat().st_mtime_ns == LONG_AGO_NS
 
 
-def test_a_row_that_another_program_has_locked_for_long(
-    mount: harness.MountFactory, namespace: harness.Namespace
+def test_a_row_that_another_program_has_locked_holds_up_no_other(
+    mount: harness.MountFactory, only: harness.Mount, namespace: harness.Namespace
 ) -> None:
-    only = mount(session="s-only")
-    only.expect_log(r"mounted\.later")
-    (only.path / "f").write_text("text\n")
+    for name in ("f", "g", "h"):
+        (only.path / name).write_text("text\n")
     with locked(namespace, "f"):
         os.chmod(only.path / "f", 0o600)
-        waits = (
-            "select pg_cancel_backend(pid) from pg_stat_activity"
-            " where datname = current_database() and wait_event_type = 'Lock' and query like %s"
-        )
-        eventually(lambda: namespace.execute(waits, ("%fusefs_set_attrs_v1%",)), "the statement waits, and is ended")
-        eventually(lambda: any(each["event"] == "mounted.later" for each in only.log_events()), "it was tried")
+        os.chmod(only.path / "g", 0o600)
+        eventually(lambda: stored(namespace, "g")[0] == 0o600, "the other is stored")
+        os.chmod(only.path / "h", 0o600)
+        (only.path / "h").unlink()
+        os.chmod(only.path / "g", 0o640)
+        (only.path / "g").write_text("more\n")
+        comes = mount(session="s-comes")
+        assert stored(namespace, "f")[0] == 0o644
     eventually(lambda: stored(namespace, "f")[0] == 0o600, "it is tried again")
+    eventually(lambda: mode(comes.path / "f") == 0o600, "and announced, since there is somebody by now")
+
+
+def test_a_removal_that_fails_undoes_nothing(only: harness.Mount, namespace: harness.Namespace) -> None:
+    (only.path / "d").mkdir()
+    (only.path / "d" / "x").write_text("")
+    os.chmod(only.path / "d", 0o700)
+    assert errno_of(lambda: os.rmdir(only.path / "d")) == errno.ENOTEMPTY
+    sync(only.path)
+    assert stored(namespace, "d")[0] == mode(only.path / "d") == 0o700
+
+
+def test_a_file_that_is_removed_while_others_are_on_their_way(
+    mount: harness.MountFactory, line: Line, namespace: harness.Namespace
+) -> None:
+    """More than one statement takes."""
+    only = mount(session="s-only", dsn=line.dsn)
+    names = [only.path / f"d{number}" for number in range(600)]
+    for name in names:
+        name.mkdir()
+    line.relay.hold_request = str(LONG_AGO_NS).encode()
+    os.utime(names[0], ns=(LONG_AGO_NS, LONG_AGO_NS))
+    eventually(lambda: line.relay.hold_request is None, "a statement is on its way")
+    for name in names:
+        os.utime(name, ns=(LONG_AGO_NS + 7, LONG_AGO_NS + 7))
+    line.relay.hold_request = str(LONG_AGO_NS + 7).encode()
+    line.thaw()
+    eventually(lambda: line.relay.hold_request is None, "the next one is")
+    removing = threading.Thread(target=os.rmdir, args=(names[-1],))
+    removing.start()
+    removing.join(0.2)
+    line.thaw()
+    removing.join(10)
+    sync(only.path)
+    assert {stored(namespace, name.name)[1] for name in names[:-1]} == {LONG_AGO_NS + 7}
+    only.umount()  # while there is a line
+
+
+def test_moves_of_a_directory_in_which_attributes_are_set(only: harness.Mount, namespace: harness.Namespace) -> None:
+    found = "select deadlocks from pg_stat_database where datname = current_database()"
+    before = namespace.execute(found)
+    directory = only.path / "d"
+    directory.mkdir()
+    for number in range(200):
+        (directory / f"f{number}").write_text("")
+    for turn in range(8):
+        for number in range(200):
+            os.chmod(directory / f"f{number}", 0o600 + turn)
+        directory = directory.rename(only.path / f"d{turn}")
+    sync(only.path)
+    assert {stored(namespace, f"{directory.name}/f{number}")[0] for number in range(200)} == {0o607}
+    namespace.execute("select pg_stat_clear_snapshot()")
+    assert namespace.execute(found) == before
+
+
+def test_fsync_while_no_statement_gets_through(
+    mount: harness.MountFactory, line: Line, namespace: harness.Namespace
+) -> None:
+    """One attempt fails for all who wait: not each of them waits for the write timeout of each."""
+    only = mount(*TIMEOUT, session="s-only", dsn=line.dsn)
+    only.expect_log(LOGGED + r"|mounted\.attributes_wait")
+    path = only.path / "f"
+    path.write_text("text\n")
+    line.refuse()
+    line.cut(Which.STATEMENTS)
+    for number in range(60):
+        os.chmod(path, 0o600 + number % 8)
+        time.sleep(0.005)  # so that many rounds would begin
+    with path.open("rb") as file:
+        waiting = [threading.Thread(target=errno_of, args=(partial(os.fsync, file.fileno()),)) for _ in range(8)]
+        for each in waiting:
+            each.start()
+        for each in waiting:
+            each.join(5)
+        assert not any(each.is_alive() for each in waiting)
+    line.open()
+    eventually(lambda: stored(namespace, "f")[0] == 0o603, "it is stored when Postgres is back")
+    only.umount()  # while there is a line
+
+
+@pytest.fixture
+def host(mount: harness.MountFactory, line: Line) -> harness.Mount:
+    return mount(layout="host", dsn=line.dsn)
+
+
+@pytest.fixture
+def two(host: harness.Mount, namespace: harness.Namespace) -> tuple[Path, Path]:
+    """Two sessions of one daemon."""
+    agent = host.path / namespace.tenant / namespace.agent
+    for name in ("s-a", "s-b"):
+        (agent / name).mkdir()
+    return agent / "s-a", agent / "s-b"
+
+
+def test_an_agent_whose_last_session_ends(
+    host: harness.Mount, two: tuple[Path, Path], namespace: harness.Namespace
+) -> None:
+    """It is not forgotten while it holds something."""
+    watched = harness.make_namespace(namespace.dsn, tenant=namespace.tenant)
+    watching = host.path / watched.tenant / watched.agent / "s-watching"
+    watching.mkdir()
+
+    def round_number() -> int:
+        found: int = harness.status_at(watching)["background_rounds"]
+        return found
+
+    (two[0] / "f").write_text("text\n")
+    with locked(namespace, "f"):
+        os.chmod(two[0] / "f", 0o600)
+        for session in two:
+            session.rmdir()
+        began = round_number()
+        eventually(lambda: round_number() > began + 1, "two rounds of the background")
+        two[0].mkdir()
+        assert mode(two[0] / "f") == 0o600
+    eventually(lambda: stored(namespace, "f")[0] == 0o600, "it is stored")
+    host.umount()  # while there is a line
+
+
+def test_a_file_that_another_session_moves_over_another(
+    host: harness.Mount, two: tuple[Path, Path], line: Line, namespace: harness.Namespace
+) -> None:
+    a, b = two
+    for name in ("the-new-one", "the-old-one"):
+        (a / name).write_text(f"{name}\n")
+        (b / name).read_text()
+    line.relay.hold_answer = b"the-old-one"
+    moving = threading.Thread(target=os.rename, args=(a / "the-new-one", a / "the-old-one"))
+    moving.start()
+    there = "select from agent_files where agent_id = %s and path = '/the-new-one'"
+    eventually(lambda: not namespace.execute(there, (namespace.agent_id,)), "it has moved")
+    os.chmod(b / "the-new-one", 0o600)
+    line.thaw()
+    moving.join(10)
+    sync(a)
+    assert stored(namespace, "the-old-one")[0] == mode(a / "the-old-one") == 0o600
+    host.umount()  # while there is a line
+
+
+def test_what_is_shown_after_another_session_wrote(
+    host: harness.Mount, two: tuple[Path, Path], line: Line, namespace: harness.Namespace
+) -> None:
+    a, b = two
+    (a / "f").write_text("one\n")
+    (b / "f").read_text()
+    line.relay.hold_answer = b"the-second-text"
+    writing = threading.Thread(target=(a / "f").write_text, args=("the-second-text\n",))
+    writing.start()
+    version = "select version from agent_files where agent_id = %s and path = '/f'"
+    eventually(lambda: namespace.execute(version, (namespace.agent_id,)) == [(2,)], "it is written")
+    with locked(namespace, "f"):
+        os.utime(b / "f", ns=(LONG_AGO_NS, LONG_AGO_NS))
+        line.thaw()
+        writing.join(10)
+        assert (b / "f").stat().st_mtime_ns == LONG_AGO_NS
+    sync(b)
+    assert stored(namespace, "f")[1] == LONG_AGO_NS
+    host.umount()  # while there is a line
+
+
+def test_ctime_stays_as_it_was_shown(mount: harness.MountFactory, line: Line, namespace: harness.Namespace) -> None:
+    only = mount(session="s-only", dsn=line.dsn)
+    path = only.path / "f"
+    path.write_text("text\n")
+    line.relay.hold_request = str(LONG_AGO_NS).encode()
+    os.utime(path, ns=(LONG_AGO_NS, LONG_AGO_NS))
+    eventually(lambda: line.relay.hold_request is None, "the statement is on its way")
+    os.chmod(path, 0o600)
+    shown = path.stat().st_ctime_ns
+    eventually(lambda: time.time_ns() > shown + 50_000_000, "time has passed")
+    line.thaw()
+    sync(only.path)
+    assert path.stat().st_ctime_ns == shown
+    only.umount()  # while there is a line
+
+
+def test_a_directory_that_another_program_changed_before(
+    mount: harness.MountFactory, line: Line, namespace: harness.Namespace
+) -> None:
+    """What is announced late does not undo the time that was set since."""
+    only = mount(session="s-only", dsn=line.dsn)
+    directory = only.path / "d"
+    directory.mkdir()
+    os.listdir(directory)
+    line.freeze(Which.LISTENER)
+    namespace.execute(
+        "insert into agent_files (tenant_id, agent_id, path, content) values (%s, %s, '/d/theirs', '')",
+        (namespace.tenant_id, namespace.agent_id),
+    )
+    with locked(namespace, "d"):
+        os.utime(directory, ns=(LONG_AGO_NS, LONG_AGO_NS))
+        line.thaw()
+        eventually((directory / "theirs").exists, "it is announced")
+    sync(only.path)
+    assert stored(namespace, "d")[1] == LONG_AGO_NS
+    only.umount()  # while there is a line
 
 
 @pytest.mark.parametrize("name", ["f", "d"])

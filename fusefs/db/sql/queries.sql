@@ -152,8 +152,8 @@ select * from fusefs_rename_v1($1::uuid, $2::uuid, $3::uuid, $4, $5, $6::uuid, $
 
 -- name: set_attrs
 -- Mode, owner and mtime of rows by id. No row: it is gone.
-select id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns, ctime_ns, updated_session
-from fusefs_set_attrs_v1($1::uuid, $2::uuid, $3::uuid[], $4::int[], $5::bigint[], $6::bigint[], $7::bigint[]);
+select id, path, kind, ino, version, size_bytes, mode, uid, gid, mtime_ns, ctime_ns, updated_session, locked
+from fusefs_set_attrs_v1($1::uuid, $2::uuid, $3::uuid[], $4::int[], $5::bigint[], $6::bigint[], $7::bigint[], $8::boolean);
 
 -- name: touch_directories
 -- Raise the mtime of directories whose entries changed; never lowers one.

@@ -647,21 +647,35 @@ end
 $$;
 
 -- Mode, owner and mtime of rows by id; null leaves a column alone. What is gone has no row in the answer. One after the
--- other, as above.
+-- other, as above. Without p_wait a row that another transaction has locked is left as it is, and said to be locked: who
+-- sets many must not wait for one while it holds the others.
 create function fusefs_set_attrs_v1(
-  p_tenant uuid, p_agent uuid, p_ids uuid[], p_modes int[], p_uids bigint[], p_gids bigint[], p_mtimes_ns bigint[]
+  p_tenant uuid, p_agent uuid, p_ids uuid[], p_modes int[], p_uids bigint[], p_gids bigint[], p_mtimes_ns bigint[],
+  p_wait boolean
 ) returns table (
   id uuid, path text, kind text, ino bigint, version int, size_bytes int, mode int, uid bigint, gid bigint, mtime_ns bigint,
-  ctime_ns bigint, updated_session text
+  ctime_ns bigint, updated_session text, locked boolean
 ) language plpgsql as $$
 #variable_conflict use_column
 begin
   for i in 1 .. cardinality(p_ids) loop
+    if not p_wait then
+      perform from agent_files
+        where tenant_id = p_tenant and agent_id is not distinct from p_agent and id = p_ids[i]
+        for no key update skip locked;
+      if not found then
+        return query select id, path::text, kind::text, ino, version::int, size_bytes, mode::int, uid, gid, mtime_ns,
+            (extract(epoch from updated_at) * 1000000)::bigint * 1000, updated_session, true
+          from agent_files
+          where tenant_id = p_tenant and agent_id is not distinct from p_agent and id = p_ids[i];
+        continue;
+      end if;
+    end if;
     return query update agent_files set mode = coalesce(p_modes[i], mode), uid = coalesce(p_uids[i], uid),
         gid = coalesce(p_gids[i], gid), mtime_ns = coalesce(p_mtimes_ns[i], mtime_ns), updated_at = clock_timestamp()
       where tenant_id = p_tenant and agent_id is not distinct from p_agent and id = p_ids[i]
       returning id, path::text, kind::text, ino, version::int, size_bytes, mode::int, uid, gid, mtime_ns,
-        (extract(epoch from updated_at) * 1000000)::bigint * 1000, updated_session;
+        (extract(epoch from updated_at) * 1000000)::bigint * 1000, updated_session, false;
   end loop;
 end
 $$;
