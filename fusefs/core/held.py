@@ -106,7 +106,7 @@ class Held:
             left = False
             try:
                 for at in range(0, len(due), _BATCH):
-                    left |= await self._send([node for node in due[at : at + _BATCH] if node in self._nodes])
+                    left |= await self._send(due[at : at + _BATCH])
             except FsError as error:
                 self._failed = began, error
                 raise

@@ -308,9 +308,10 @@ def test_moves_of_a_directory_in_which_attributes_are_set(only: harness.Mount, n
     directory.mkdir()
     for number in range(200):
         (directory / f"f{number}").write_text("")
-    for turn in range(8):
+    for turn in range(24):
         for number in range(200):
-            os.chmod(directory / f"f{number}", 0o600 + turn)
+            os.chmod(directory / f"f{number}", 0o600 + turn % 8)
+        time.sleep(0.0005 * turn)  # so that the move meets the statement at another moment each time
         directory = directory.rename(only.path / f"d{turn}")
     sync(only.path)
     assert {stored(namespace, f"{directory.name}/f{number}")[0] for number in range(200)} == {0o607}
@@ -332,11 +333,12 @@ def test_fsync_while_no_statement_gets_through(
         os.chmod(path, 0o600 + number % 8)
         time.sleep(0.005)  # so that many rounds would begin
     with path.open("rb") as file:
-        waiting = [threading.Thread(target=errno_of, args=(partial(os.fsync, file.fileno()),)) for _ in range(8)]
+        waiting = [threading.Thread(target=errno_of, args=(partial(os.fsync, file.fileno()),)) for _ in range(16)]
         for each in waiting:
             each.start()
+        until = time.monotonic() + 4
         for each in waiting:
-            each.join(5)
+            each.join(max(0, until - time.monotonic()))
         assert not any(each.is_alive() for each in waiting)
     line.open()
     eventually(lambda: stored(namespace, "f")[0] == 0o603, "it is stored when Postgres is back")
@@ -394,7 +396,9 @@ def test_a_file_that_another_session_moves_over_another(
     moving.start()
     there = "select from agent_files where agent_id = %s and path = '/the-new-one'"
     eventually(lambda: not namespace.execute(there, (namespace.agent_id,)), "it has moved")
+    sent = harness.status_at(b)["operations"].get("setattr", 0)
     os.chmod(b / "the-new-one", 0o600)
+    eventually(lambda: harness.status_at(b)["operations"].get("setattr", 0) > sent, "the row was not found")
     line.thaw()
     moving.join(10)
     sync(a)
@@ -423,20 +427,21 @@ def test_what_is_shown_after_another_session_wrote(
     host.umount()  # while there is a line
 
 
-def test_ctime_stays_as_it_was_shown(mount: harness.MountFactory, line: Line, namespace: harness.Namespace) -> None:
-    only = mount(session="s-only", dsn=line.dsn)
-    path = only.path / "f"
-    path.write_text("text\n")
+def test_ctime_stays_as_it_was_shown(
+    host: harness.Mount, two: tuple[Path, Path], line: Line, namespace: harness.Namespace
+) -> None:
+    a, b = two
+    (a / "f").write_text("text\n")
     line.relay.hold_request = str(LONG_AGO_NS).encode()
-    os.utime(path, ns=(LONG_AGO_NS, LONG_AGO_NS))
+    os.utime(a / "f", ns=(LONG_AGO_NS, LONG_AGO_NS))
     eventually(lambda: line.relay.hold_request is None, "the statement is on its way")
-    os.chmod(path, 0o600)
-    shown = path.stat().st_ctime_ns
+    os.chmod(a / "f", 0o600)
+    shown = (a / "f").stat().st_ctime_ns
     eventually(lambda: time.time_ns() > shown + 50_000_000, "time has passed")
     line.thaw()
-    sync(only.path)
-    assert path.stat().st_ctime_ns == shown
-    only.umount()  # while there is a line
+    sync(a)
+    assert (b / "f").stat().st_ctime_ns == shown  # the other session asks for the first time
+    host.umount()  # while there is a line
 
 
 def test_a_directory_that_another_program_changed_before(
