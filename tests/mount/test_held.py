@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -325,23 +325,24 @@ def test_fsync_while_no_statement_gets_through(
     """One attempt fails for all who wait: not each of them waits for the write timeout of each."""
     only = mount(*TIMEOUT, session="s-only", dsn=line.dsn)
     only.expect_log(LOGGED + r"|mounted\.attributes_wait")
-    path = only.path / "f"
-    path.write_text("text\n")
+    names = [only.path / f"f{number}" for number in range(16)]
+    for name in names:
+        name.write_text("text\n")
     line.refuse()
     line.cut(Which.STATEMENTS)
-    for number in range(60):
-        os.chmod(path, 0o600 + number % 8)
-        time.sleep(0.005)  # so that many rounds would begin
-    with path.open("rb") as file:
-        waiting = [threading.Thread(target=errno_of, args=(partial(os.fsync, file.fileno()),)) for _ in range(16)]
+    for name in names:
+        os.chmod(name, 0o600)
+    with ExitStack() as opened:
+        files = [opened.enter_context(name.open("rb")) for name in names]
+        waiting = [threading.Thread(target=errno_of, args=(partial(os.fsync, file.fileno()),)) for file in files]
         for each in waiting:
             each.start()
-        until = time.monotonic() + 4
+        until = time.monotonic() + 4  # 16 write timeouts are 8 s
         for each in waiting:
             each.join(max(0, until - time.monotonic()))
         assert not any(each.is_alive() for each in waiting)
     line.open()
-    eventually(lambda: stored(namespace, "f")[0] == 0o603, "it is stored when Postgres is back")
+    eventually(lambda: {stored(namespace, name.name)[0] for name in names} == {0o600}, "it is stored later")
     only.umount()  # while there is a line
 
 
