@@ -148,7 +148,8 @@ class Follower:
         known = ns.tree.by_id.get(row.id)
         if known is not None and known.row_ino == row.ino and known.committed:
             if ns.tree.accepts(known, row.version, row.ctime_ns) and not ns.tree.says(known, row):
-                ns.take_state(known, row)
+                if not ns.take_state(known, row):
+                    ns.attrs_changed(known)
                 known.era = ns.tree.era
             return
         parent_path, name = paths.split(row.path)

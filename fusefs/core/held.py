@@ -15,6 +15,7 @@ Threading: one trio thread. `add` does not await.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
@@ -57,6 +58,8 @@ class Held:
         self._nodes: dict[Node, int] = {}
         self._sent: dict[Node, str] = {}
         self._storing = Guard()
+        # Of the last round: what stays, since its row is locked or was not found; when it began, if it failed, and how.
+        self._left: set[Node] = set()
         self._failed: tuple[float, FsError] | None = None
 
     def __len__(self) -> int:
@@ -75,7 +78,7 @@ class Held:
         return self._storing
 
     async def store(self, node: Node | None = None) -> None:
-        """Return when all that is held, or all of one node, is in Postgres, or its row is gone.
+        """Return when all that is held now, or all of one node, is in Postgres, or its row is gone.
 
         Raises FsError, with the rest held still: Unavailable where another program has a row locked for long.
         """
@@ -85,34 +88,32 @@ class Held:
         began = trio.current_time()
         while due:
             await self.store_once(began)
-            due = {each for each in due if each in self._nodes and each.held is not None}
+            due &= self._left  # what was set again meanwhile is none of the caller's business
             if due and trio.current_time() > began + _PATIENCE_S:
                 raise Unavailable("another program has the row locked")
             if due:
                 await trio.sleep(_PAUSE_S)
 
     async def store_once(self, asked_at: float) -> bool:
-        """Send all that is held. Returns whether something stays, since another program has its row locked. Raises
-        FsError.
+        """Send all that is held. Returns whether something stays (`store` waits for that). Raises FsError.
 
         Args:
             asked_at: in trio's time. A failure of what was sent since then counts: not everyone who waits tries anew.
         """
         async with self._storing:
             if self._failed is not None and self._failed[0] >= asked_at:
-                raise self._failed[1]
-            began, self._failed = trio.current_time(), None
+                raise copy.copy(self._failed[1])
+            began, self._failed, self._left = trio.current_time(), None, set()
             due = list(self._nodes)
-            left = False
             try:
                 for at in range(0, len(due), _BATCH):
-                    left |= await self._send(due[at : at + _BATCH])
+                    await self._send(due[at : at + _BATCH])
             except FsError as error:
                 self._failed = began, error
                 raise
-            return left
+            return bool(self._left)
 
-    async def _send(self, nodes: list[Node]) -> bool:
+    async def _send(self, nodes: list[Node]) -> None:
         tries = {node: self._nodes.pop(node) for node in nodes}
         changes = []
         for node in nodes:
@@ -122,7 +123,7 @@ class Held:
                 self._sent[node] = node.id
                 changes.append(files.AttrsChange(node.path, node.id, node.held))
         if not changes:
-            return False
+            return
         try:
             rows = await files.set_attrs(self._db, self._scope, changes, wait=False)
         except BaseException:
@@ -131,16 +132,14 @@ class Held:
             self._sent.clear()
             raise
         sent, self._sent = self._sent, {}
-        left = False
         for node, node_id in sent.items():
             row, locked = rows.get(node_id, (None, False))
             missed = row is None and not node.gone
             if locked or (missed and tries[node] < _TRIES):
                 self._nodes.setdefault(node, tries[node] + missed)
-                left |= locked
+                self._left.add(node)
                 continue
             if node not in self._nodes:  # else set again meanwhile
                 node.held = None
             if node.id == node_id and not node.gone:
                 self._stored(node, row)
-        return left

@@ -253,14 +253,14 @@ class Namespace:
             self.content_changed(node)
         return node
 
-    def take_state(self, node: Node, row: NodeRow, by: object = None) -> None:
-        """Take a state of a node's row that is not older than the known one. `by` knows the attributes already."""
+    def take_state(self, node: Node, row: NodeRow) -> bool:
+        """Take a state of a node's row that is not older than the known one. Returns whether its content is another, of
+        which the kernel is told then."""
         content = row.version != node.version
         node.update(row)
         if content:
             self.content_changed(node)
-        else:
-            self.attrs_changed(node, by=by)
+        return content
 
     def take_name(self, node: Node, row: NodeRow, parent: Node) -> None:
         """Others' row is at the name of this daemon's uncommitted file.
@@ -543,15 +543,12 @@ class Namespace:
                 self.tree.distrust(node.parent)
             self.attrs_changed(node)
         else:
-            shown = (node.version, node.mode, node.uid, node.gid, node.mtime_ns)
-            ctime_ns = node.ctime_ns
-            node.update(row)
-            if shown == (node.version, node.mode, node.uid, node.gid, node.mtime_ns):
-                node.ctime_ns = ctime_ns
-            elif shown[0] != node.version:
-                self.content_changed(node)
-            else:
-                self.attrs_changed(node)
+            shown, ctime_ns = (node.mode, node.uid, node.gid, node.mtime_ns), node.ctime_ns
+            if not self.take_state(node, row):
+                if shown == (node.mode, node.uid, node.gid, node.mtime_ns):
+                    node.ctime_ns = ctime_ns
+                else:
+                    self.attrs_changed(node)
             self.tree.drop(node)
 
     # -- Directory times ---------------------------------------------------------------------------

@@ -227,7 +227,7 @@ class SessionFs(Filesystem):
             row, _ = found[node_id]
             if not node.is_before(row.version, row.ctime_ns):
                 return  # others' change came after this one, and was announced before its answer was here
-            self.ns.take_state(node, row, by=self)
+            self.ns.take_state(node, row)
         node.take_attrs(attrs)
         if attrs.mtime_ns is not None and node.kind is Kind.DIR:
             self.ns.directory_times_set(node)
