@@ -104,19 +104,6 @@ def test_fsync_waits_for_them(only: harness.Mount, namespace: harness.Namespace,
     assert stored(namespace, "f")[0] == 0o600
 
 
-def test_fsync_of_a_file_whose_attributes_are_set_all_the_time(only: harness.Mount) -> None:
-    path = only.path / "f"
-    path.write_text("text\n")
-    command = "$SIG{ALRM} = 'DEFAULT'; alarm 30; while (1) { chmod 0600 + $i++ % 8, $ARGV[0] }"
-    with subprocess.Popen(["perl", "-e", command, path]) as setting:
-        try:
-            with path.open("rb") as file:
-                for _ in range(5):
-                    os.fsync(file.fileno())
-        finally:
-            setting.kill()
-
-
 def test_what_is_written_afterwards_is_newer(only: harness.Mount, namespace: harness.Namespace) -> None:
     path = only.path / "f"
     path.write_text("text\n")
