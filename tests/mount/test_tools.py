@@ -317,8 +317,9 @@ def test_parallel_writers(place: Path, sh: Shell) -> None:
 
 
 def test_tail_follows(place: Path, sh: Shell) -> None:
+    # Without inotify, in which an append between tail's first read and its watch was lost, on a plain directory too.
     sh(
-        "seq 3 > log; timeout 30 tail -n +1 -f log > seen & t=$!; seq 4 6 >> log;"
+        "seq 3 > log; timeout 30 tail ---disable-inotify -s 0.05 -n +1 -f log > seen & t=$!; seq 4 6 >> log;"
         "while ! grep -qx 6 seen 2> /dev/null; do read -t 0.05 <> <(:) || true; done; kill $t; cmp <(seq 6) seen"
     )
 
