@@ -51,6 +51,22 @@ def sync(directory: Path) -> None:
         os.close(fd)
 
 
+@pytest.fixture
+def behind(mount: harness.MountFactory, line: Line) -> Iterator[harness.Mount]:
+    """The only mount, behind a line; unmounted while there is one."""
+    found = mount(session="s-only", dsn=line.dsn)
+    yield found
+    line.thaw()
+    found.umount()
+
+
+def send_late(line: Line, path: Path, time_ns: int = LONG_AGO_NS) -> None:
+    """Set a time whose statement is on its way until the line thaws."""
+    line.relay.hold_request = str(time_ns).encode()
+    os.utime(path, ns=(time_ns, time_ns))
+    eventually(lambda: line.relay.hold_request is None, "the statement is on its way")
+
+
 @contextmanager
 def locked(namespace: harness.Namespace, name: str) -> Iterator[psycopg.Connection]:
     """Another program's transaction that has a row locked; committed at the end."""
@@ -119,29 +135,23 @@ def test_what_is_written_afterwards_is_newer(only: harness.Mount, namespace: har
     assert path.stat().st_mtime_ns == found[1]
 
 
-def test_a_rename_over_a_file_takes_them_along(
-    mount: harness.MountFactory, line: Line, namespace: harness.Namespace
-) -> None:
+def test_a_rename_over_a_file_takes_them_along(behind: harness.Mount, line: Line, namespace: harness.Namespace) -> None:
     """And what was set of the file that it replaces is not set of the new one, however late it comes."""
-    only = mount(session="s-only", dsn=line.dsn)
     for name in ("new", "old"):
-        (only.path / name).write_text(f"{name}\n")
-    os.chmod(only.path / "new", 0o600)
-    os.utime(only.path / "new", ns=(LONG_AGO_NS, LONG_AGO_NS))
-    sync(only.path)
-    line.relay.hold_request = str(LONG_AGO_NS - 1).encode()
-    os.utime(only.path / "old", ns=(LONG_AGO_NS - 1, LONG_AGO_NS - 1))
-    os.chmod(only.path / "old", 0o777)
-    eventually(lambda: line.relay.hold_request is None, "the statement is on its way")
-    moving = threading.Thread(target=os.rename, args=(only.path / "new", only.path / "old"))
+        (behind.path / name).write_text(f"{name}\n")
+    os.chmod(behind.path / "new", 0o600)
+    os.utime(behind.path / "new", ns=(LONG_AGO_NS, LONG_AGO_NS))
+    sync(behind.path)
+    send_late(line, behind.path / "old", LONG_AGO_NS - 1)
+    os.chmod(behind.path / "old", 0o777)
+    moving = threading.Thread(target=os.rename, args=(behind.path / "new", behind.path / "old"))
     moving.start()
     moving.join(0.2)
     line.thaw()
     moving.join(10)
-    sync(only.path)
+    sync(behind.path)
     assert stored(namespace, "old") == (0o600, LONG_AGO_NS)
-    assert (mode(only.path / "old"), (only.path / "old").stat().st_mtime_ns) == (0o600, LONG_AGO_NS)
-    only.umount()  # while there is a line
+    assert (mode(behind.path / "old"), (behind.path / "old").stat().st_mtime_ns) == (0o600, LONG_AGO_NS)
 
 
 def test_a_moved_file_keeps_them(only: harness.Mount, namespace: harness.Namespace) -> None:
@@ -156,16 +166,11 @@ def test_a_moved_file_keeps_them(only: harness.Mount, namespace: harness.Namespa
     assert stored(namespace, "after")[0] == 0o600
 
 
-def test_a_file_made_anew_has_none_of_them(
-    mount: harness.MountFactory, line: Line, namespace: harness.Namespace
-) -> None:
+def test_a_file_made_anew_has_none_of_them(behind: harness.Mount, line: Line, namespace: harness.Namespace) -> None:
     """It goes on with the lineage that was removed just now, and the statement comes late."""
-    only = mount(session="s-only", dsn=line.dsn)
-    path = only.path / "f"
+    path = behind.path / "f"
     path.write_text("text\n")
-    line.relay.hold_request = str(LONG_AGO_NS).encode()
-    os.utime(path, ns=(LONG_AGO_NS, LONG_AGO_NS))
-    eventually(lambda: line.relay.hold_request is None, "the statement is on its way")
+    send_late(line, path)
 
     def make_anew() -> None:
         path.unlink()
@@ -176,18 +181,16 @@ def test_a_file_made_anew_has_none_of_them(
     making.join(0.2)
     line.thaw()
     making.join(10)
-    sync(only.path)
+    sync(behind.path)
     assert path.stat().st_mtime_ns == stored(namespace, "f")[1] != LONG_AGO_NS
-    only.umount()  # while there is a line
 
 
-def test_who_comes_sees_them(mount: harness.MountFactory, line: Line, namespace: harness.Namespace) -> None:
-    only = mount(session="s-only", dsn=line.dsn)
-    only.expect_log("slow")
-    (only.path / "f").write_text("text\n")
-    line.relay.hold_request = str(LONG_AGO_NS).encode()
-    os.utime(only.path / "f", ns=(LONG_AGO_NS, LONG_AGO_NS))
-    eventually(lambda: line.relay.hold_request is None, "the statement is on its way")
+def test_who_comes_sees_them(
+    mount: harness.MountFactory, behind: harness.Mount, line: Line, namespace: harness.Namespace
+) -> None:
+    behind.expect_log("slow")
+    (behind.path / "f").write_text("text\n")
+    send_late(line, behind.path / "f")
     came: list[harness.Mount] = []
     coming = threading.Thread(target=lambda: came.append(mount(session="s-comes")))
     coming.start()
@@ -197,21 +200,17 @@ def test_who_comes_sees_them(mount: harness.MountFactory, line: Line, namespace:
     (comes,) = came
     assert (comes.path / "f").stat().st_mtime_ns == LONG_AGO_NS
     # From now on both are told at once.
-    os.chmod(only.path / "f", 0o711)
+    os.chmod(behind.path / "f", 0o711)
     assert stored(namespace, "f")[0] == 0o711
     eventually(lambda: mode(comes.path / "f") == 0o711, "it is announced")
-    only.umount()  # while there is a line
 
 
 def test_what_is_set_after_somebody_came_is_newer(
-    mount: harness.MountFactory, line: Line, namespace: harness.Namespace
+    mount: harness.MountFactory, behind: harness.Mount, line: Line, namespace: harness.Namespace
 ) -> None:
-    only = mount(session="s-only", dsn=line.dsn)
-    path = only.path / "f"
+    path = behind.path / "f"
     path.write_text("text\n")
-    line.relay.hold_request = str(LONG_AGO_NS).encode()
-    os.utime(path, ns=(LONG_AGO_NS, LONG_AGO_NS))
-    eventually(lambda: line.relay.hold_request is None, "the statement is on its way")
+    send_late(line, path)
     os.chmod(path, 0o777)
     coming = threading.Thread(target=mount, kwargs={"session": "s-comes"})
     coming.start()
@@ -222,10 +221,9 @@ def test_what_is_set_after_somebody_came_is_newer(
     line.thaw()
     changing.join(10)
     coming.join(30)
-    sync(only.path)
+    sync(behind.path)
     assert stored(namespace, "f") == (0o600, LONG_AGO_NS)
     assert mode(path) == 0o600
-    only.umount()  # while there is a line
 
 
 def test_unmount_stores_them(only: harness.Mount, namespace: harness.Namespace) -> None:
@@ -276,16 +274,13 @@ def test_a_removal_that_fails_undoes_nothing(only: harness.Mount, namespace: har
 
 
 def test_a_file_that_is_removed_while_others_are_on_their_way(
-    mount: harness.MountFactory, line: Line, namespace: harness.Namespace
+    behind: harness.Mount, line: Line, namespace: harness.Namespace
 ) -> None:
     """More than one statement takes."""
-    only = mount(session="s-only", dsn=line.dsn)
-    names = [only.path / f"d{number}" for number in range(600)]
+    names = [behind.path / f"d{number}" for number in range(600)]
     for name in names:
         name.mkdir()
-    line.relay.hold_request = str(LONG_AGO_NS).encode()
-    os.utime(names[0], ns=(LONG_AGO_NS, LONG_AGO_NS))
-    eventually(lambda: line.relay.hold_request is None, "a statement is on its way")
+    send_late(line, names[0])
     for name in names:
         os.utime(name, ns=(LONG_AGO_NS + 7, LONG_AGO_NS + 7))
     line.relay.hold_request = str(LONG_AGO_NS + 7).encode()
@@ -296,9 +291,8 @@ def test_a_file_that_is_removed_while_others_are_on_their_way(
     removing.join(0.2)
     line.thaw()
     removing.join(10)
-    sync(only.path)
+    sync(behind.path)
     assert {stored(namespace, name.name)[1] for name in names[:-1]} == {LONG_AGO_NS + 7}
-    only.umount()  # while there is a line
 
 
 def test_moves_of_a_directory_in_which_attributes_are_set(only: harness.Mount, namespace: harness.Namespace) -> None:
@@ -343,12 +337,14 @@ def test_fsync_while_no_statement_gets_through(
         assert not any(each.is_alive() for each in waiting)
     line.open()
     eventually(lambda: {stored(namespace, name.name)[0] for name in names} == {0o600}, "it is stored later")
-    only.umount()  # while there is a line
 
 
 @pytest.fixture
-def host(mount: harness.MountFactory, line: Line) -> harness.Mount:
-    return mount(layout="host", dsn=line.dsn)
+def host(mount: harness.MountFactory, line: Line) -> Iterator[harness.Mount]:
+    found = mount(layout="host", dsn=line.dsn)
+    yield found
+    line.thaw()
+    found.umount()
 
 
 @pytest.fixture
@@ -382,7 +378,6 @@ def test_an_agent_whose_last_session_ends(
         two[0].mkdir()
         assert mode(two[0] / "f") == 0o600
     eventually(lambda: stored(namespace, "f")[0] == 0o600, "it is stored")
-    host.umount()  # while there is a line
 
 
 def test_a_file_that_another_session_moves_over_another(
@@ -404,7 +399,6 @@ def test_a_file_that_another_session_moves_over_another(
     moving.join(10)
     sync(a)
     assert stored(namespace, "the-old-one")[0] == mode(a / "the-old-one") == 0o600
-    host.umount()  # while there is a line
 
 
 def test_what_is_shown_after_another_session_wrote(
@@ -425,7 +419,6 @@ def test_what_is_shown_after_another_session_wrote(
         assert (b / "f").stat().st_mtime_ns == LONG_AGO_NS
     sync(b)
     assert stored(namespace, "f")[1] == LONG_AGO_NS
-    host.umount()  # while there is a line
 
 
 def test_ctime_stays_as_it_was_shown(
@@ -433,24 +426,20 @@ def test_ctime_stays_as_it_was_shown(
 ) -> None:
     a, b = two
     (a / "f").write_text("text\n")
-    line.relay.hold_request = str(LONG_AGO_NS).encode()
-    os.utime(a / "f", ns=(LONG_AGO_NS, LONG_AGO_NS))
-    eventually(lambda: line.relay.hold_request is None, "the statement is on its way")
+    send_late(line, a / "f")
     os.chmod(a / "f", 0o600)
     shown = (a / "f").stat().st_ctime_ns
     eventually(lambda: time.time_ns() > shown + 50_000_000, "time has passed")
     line.thaw()
     sync(a)
     assert (b / "f").stat().st_ctime_ns == shown  # the other session asks for the first time
-    host.umount()  # while there is a line
 
 
 def test_a_directory_that_another_program_changed_before(
-    mount: harness.MountFactory, line: Line, namespace: harness.Namespace
+    behind: harness.Mount, line: Line, namespace: harness.Namespace
 ) -> None:
     """What is announced late does not undo the time that was set since."""
-    only = mount(session="s-only", dsn=line.dsn)
-    directory = only.path / "d"
+    directory = behind.path / "d"
     directory.mkdir()
     os.listdir(directory)
     line.freeze(Which.LISTENER)
@@ -462,43 +451,37 @@ def test_a_directory_that_another_program_changed_before(
         os.utime(directory, ns=(LONG_AGO_NS, LONG_AGO_NS))
         line.thaw()
         eventually((directory / "theirs").exists, "it is announced")
-    sync(only.path)
+    sync(behind.path)
     assert stored(namespace, "d")[1] == LONG_AGO_NS
-    only.umount()  # while there is a line
 
 
 @pytest.mark.parametrize("name", ["f", "d"])
 def test_what_another_program_changes_meanwhile_does_not_hide_them(
-    mount: harness.MountFactory, line: Line, namespace: harness.Namespace, name: str
+    behind: harness.Mount, line: Line, namespace: harness.Namespace, name: str
 ) -> None:
-    only = mount(session="s-only", dsn=line.dsn)
-    (only.path / "f").write_text("text\n")
-    (only.path / "d").mkdir()
+    (behind.path / "f").write_text("text\n")
+    (behind.path / "d").mkdir()
     began = time.time_ns() - 10**9
-    line.relay.hold_request = str(LONG_AGO_NS).encode()
-    os.utime(only.path / name, ns=(LONG_AGO_NS, LONG_AGO_NS))
-    os.chmod(only.path / name, 0o700)
-    eventually(lambda: line.relay.hold_request is None, "the statement is on its way")
+    send_late(line, behind.path / name)
+    os.chmod(behind.path / name, 0o700)
     if name == "d":
-        (only.path / "d" / "x").write_text("")  # and the directory's time is now
+        (behind.path / "d" / "x").write_text("")  # and the directory's time is now
     namespace.execute(
         "update agent_files set uid = 7, mode = 416, updated_at = clock_timestamp() where agent_id = %s and path = %s",
         (namespace.agent_id, f"/{name}"),
     )
-    eventually(lambda: (only.path / name).stat().st_uid == 7, "it is announced")
-    assert mode(only.path / name) == 0o700
-    assert ((only.path / name).stat().st_mtime_ns > began) == (name == "d")
+    eventually(lambda: (behind.path / name).stat().st_uid == 7, "it is announced")
+    assert mode(behind.path / name) == 0o700
+    assert ((behind.path / name).stat().st_mtime_ns > began) == (name == "d")
     line.thaw()
-    sync(only.path)
-    assert stored(namespace, name)[0] == mode(only.path / name) == 0o700
-    only.umount()  # while there is a line
+    sync(behind.path)
+    assert stored(namespace, name)[0] == mode(behind.path / name) == 0o700
 
 
 def test_a_row_that_another_program_changed_before_and_that_is_announced_late(
-    mount: harness.MountFactory, line: Line, namespace: harness.Namespace
+    behind: harness.Mount, line: Line, namespace: harness.Namespace
 ) -> None:
-    only = mount(session="s-only", dsn=line.dsn)
-    path = only.path / "f"
+    path = behind.path / "f"
     path.write_text("text\n")
     line.freeze(Which.LISTENER)
     namespace.execute(
@@ -509,16 +492,14 @@ def test_a_row_that_another_program_changed_before_and_that_is_announced_late(
     line.thaw()
     eventually(lambda: path.read_text() == "theirs\n", "it is announced")
     assert mode(path) == 0o600
-    only.umount()  # while there is a line
 
 
 @pytest.mark.parametrize("how", ["mode", "content"])
 def test_what_another_program_sets_meanwhile(
-    mount: harness.MountFactory, line: Line, namespace: harness.Namespace, how: str
+    behind: harness.Mount, line: Line, namespace: harness.Namespace, how: str
 ) -> None:
     """After ours, and announced before our answer is here."""
-    only = mount(session="s-only", dsn=line.dsn)
-    path = only.path / "f"
+    path = behind.path / "f"
     path.write_text("text\n")
     line.relay.hold_answer = str(LONG_AGO_NS).encode()
     os.utime(path, ns=(LONG_AGO_NS, LONG_AGO_NS))
@@ -526,14 +507,13 @@ def test_what_another_program_sets_meanwhile(
     eventually(lambda: stored(namespace, "f")[1] == LONG_AGO_NS, "it is stored")
     change = "mode = 416, updated_at = clock_timestamp()" if how == "mode" else "content = E'theirs\\n'"
     namespace.execute(f"update agent_files set {change} where agent_id = %s and path = '/f'", (namespace.agent_id,))
-    (only.path / "barrier").write_text("")
-    fd = os.open(only.path / "barrier", os.O_WRONLY)  # what was announced is in the mirror now
+    (behind.path / "barrier").write_text("")
+    fd = os.open(behind.path / "barrier", os.O_WRONLY)  # what was announced is in the mirror now
     os.close(fd)
     line.thaw()
-    sync(only.path)
+    sync(behind.path)
     assert path.read_text() == ("text\n" if how == "mode" else "theirs\n")
     eventually(lambda: (mode(path), path.stat().st_mtime_ns) == stored(namespace, "f"), "both are the same")
-    only.umount()  # while there is a line
 
 
 def test_a_directory_made_and_dated_by_tar(only: harness.Mount, namespace: harness.Namespace, tmp_path: Path) -> None:
