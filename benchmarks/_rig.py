@@ -153,6 +153,11 @@ class Mounted:
         text = Path(f"/proc/{self.pid}/smaps_rollup").read_text()
         return int(re.findall(rf"^{kind}: +(\d+) kB", text, re.M)[0]) / 1024
 
+    def runnable_s(self) -> float:
+        """Seconds so far in which the main thread ran, or waited for a core."""
+        ran_ns, waited_ns, _ = Path(f"/proc/{self.pid}/schedstat").read_text().split()
+        return (int(ran_ns) + int(waited_ns)) / 1e9
+
     def cpu_s(self) -> float:
         """Seconds of processor time so far."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()

@@ -5,7 +5,8 @@
 
 One `fusefs host`, eight sessions of one agent, a process in each that rewrites its own 16 files of 1 KB without a
 pause; and pgbench with eight clients on rows of its own and the update that such a close commits, triggers included. In
-turn, three times ten seconds (quick: two times three). Beside it the daemon's processor time. Needs root.
+turn, three times ten seconds (quick: two times three). Beside it the daemon's processor time, how much of the time its
+thread runs or waits for a core, and the rate where a second host follows the agent. Needs root.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def rewrite_until_told(folder: Path, name: str) -> None:
     print(count)
 
 
-def rate(mounted: Mounted, seconds: float, cpu: list[float]) -> float:
-    """Files a second by all writers."""
+def rate(mounted: Mounted, seconds: float, busy: list[tuple[float, float]]) -> float:
+    """Files a second by all writers. `busy` gets the daemon's processor time and `runnable_s`, in % of the time."""
     tenant = mounted.path / "b" / "b"
     with contextlib.ExitStack() as stack:
         processes = []
@@ -62,10 +63,10 @@ def rate(mounted: Mounted, seconds: float, cpu: list[float]) -> float:
             processes.append(stack.enter_context(process))
         said = [process.stdout for process in processes if process.stdout is not None]
         assert [stream.readline() for stream in said] == ["ready\n"] * WRITERS
-        began, before = time.perf_counter(), mounted.cpu_s()
+        began, cpu_s, runnable_s = time.perf_counter(), mounted.cpu_s(), mounted.runnable_s()
         time.sleep(seconds)
         took = time.perf_counter() - began
-        cpu.append(100 * (mounted.cpu_s() - before) / took)
+        busy.append((100 * (mounted.cpu_s() - cpu_s) / took, 100 * (mounted.runnable_s() - runnable_s) / took))
         for process in processes:
             assert process.stdin is not None
             process.stdin.close()
@@ -76,17 +77,28 @@ def measure(report: Report, quick: bool) -> None:
     if os.geteuid() != 0:
         raise Skip("a host's mount needs root")
     rounds, length = (2, 3) if quick else (3, 10)
-    cpu: list[float] = []
+    busy: list[tuple[float, float]] = []
     with rig() as server, server.host() as mounted:
         server.generate("b", ROWS)
-        medians = in_turn(
+
+        alone = in_turn(
             rounds,
             pgbench=lambda: server.pgbench(UPDATE, seconds=length, clients=WRITERS),
-            host=lambda: rate(mounted, length, cpu),
+            host=lambda: rate(mounted, length, busy),
         )
-    report.note(", ".join(f"{name} {value:.0f} a second" for name, value in medians.items()))
-    report.say("eight-writers", 100 * medians["host"] / medians["pgbench"])
-    report.say("eight-writers-cpu", max(cpu))
+        with server.host() as other:
+            (other.path / "b" / "b" / "follower").mkdir()
+            followed = in_turn(
+                rounds,
+                pgbench=lambda: server.pgbench(UPDATE, seconds=length, clients=WRITERS),
+                host=lambda: rate(mounted, length, []),
+            )
+    for medians in (alone, followed):
+        report.note(", ".join(f"{name} {value:.0f} a second" for name, value in medians.items()))
+    report.say("eight-writers", 100 * alone["host"] / alone["pgbench"])
+    report.say("eight-writers-cpu", max(cpu for cpu, _ in busy))
+    report.say("eight-writers-thread", max(runnable for _, runnable in busy))
+    report.say("eight-writers-followed", 100 * followed["host"] / followed["pgbench"])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fusefs.db.pool import Attempt
+from fusefs.db.group_commit import Attempt
 from fusefs.rules.model import NO_ATTRS, Attrs
 
 _TICK_NS = 10_000_000

@@ -20,7 +20,7 @@ from fusefs.core.filesystem import Filesystem, Handle, Inode
 from fusefs.core.namespace import Namespace
 from fusefs.core.session import Session
 from fusefs.core.tree import SUPERSEDED, UNCOMMITTED, Node
-from fusefs.db.pool import Attempt
+from fusefs.db.group_commit import Attempt
 from fusefs.rules.errors import FsError, NotFound, OverQuota, RescueFailed, StaleVersion, TooLarge
 from fusefs.rules.model import CLAIMED, NO_ATTRS, Attrs, Commit, NodeRow
 from fusefs.rules.paths import Op
@@ -75,7 +75,7 @@ class Commits:
                 return
             dirty = buffer.dirty
             taken = self._take(node, buffer)
-            attempt = files.new_attempt()
+            attempt = files.new_attempt(announced=not self.ns.alone)
             try:
                 done = await self._store(inode, handle, buffer, taken, attempt)
             except StaleVersion as error:

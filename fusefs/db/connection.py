@@ -89,16 +89,6 @@ class Backend:
     started_us: int
 
 
-class _Prepared:
-    """A statement that this connection has prepared; `decoders` once its first result was seen."""
-
-    __slots__ = ("decoders", "name")
-
-    def __init__(self, name: bytes) -> None:
-        self.name = name
-        self.decoders: tuple[Decoder, ...] | None = None
-
-
 class Connection:
     """A connection in pipeline mode. Made by `open`; closed by `close`, or by itself when it breaks.
 
@@ -133,7 +123,8 @@ class Connection:
         self._fd = owner.pgconn.socket
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
-        self._prepared: dict[str, _Prepared] = {}
+        # The statements prepared, by name, with the decoders of their columns once a first result was seen.
+        self._prepared: dict[str, tuple[Decoder, ...] | None] = {}
         self._tenant: str | None = ""
         self.backend = backend
         self.server_version = server_version
@@ -246,33 +237,45 @@ class Connection:
     async def run(
         self, query: Query, params: Sequence[Param] = (), tenant: str | None = None, *, begin: bool = False
     ) -> list[Row]:
-        """Run one prepared statement in one round trip and return its rows.
+        """Run one prepared statement in one round trip and return its rows. See `run_together`."""
+        (rows,) = await self.run_together(((query, params),), tenant, begin=begin)
+        return rows
+
+    async def run_together(
+        self, statements: Sequence[tuple[Query, Sequence[Param]]], tenant: str | None = None, *, begin: bool = False
+    ) -> list[list[Row]]:
+        """Run prepared statements in one round trip and one transaction, all or none, and return the rows of each.
 
         Args:
             tenant: the tenant that row-level security lets through; None for none.
-            begin: open a transaction first, in the same round trip.
+            begin: leave the transaction open.
 
         Raises the error that the SQLSTATE stands for; LostInFlight when the connection broke.
         """
         if self.broken:
             raise NotConnected("the connection to Postgres is closed")
-        values, formats = encode(params)
-        pgconn = self._pgconn
+        encoded = [(query, *encode(params)) for query, params in statements]
+        pgconn, prepared = self._pgconn, self._prepared
         wanted = tenant or ""
         sets_tenant = wanted != self._tenant
-        prepared = self._prepared.get(query.name)
+        # What is prepared on the way, with the place of the answer to it; and the places of the statements' answers.
+        preparing: dict[str, int] = {}
+        places: list[int] = []
+        place = begin + sets_tenant
         try:
             self.busy_since = trio.current_time()
             if begin:
                 pgconn.send_query_params(b"begin", None)
             if sets_tenant:
                 pgconn.send_query_prepared(_SET_TENANT, [wanted.encode()])
-            if prepared is None:
-                name = query.name.encode()
-                pgconn.send_prepare(name, query.text.encode())
-                pgconn.send_query_prepared(name, values, formats, 1)
-            else:
-                pgconn.send_query_prepared(prepared.name, values, formats, 1)
+            for query, values, formats in encoded:
+                if query.name not in prepared and query.name not in preparing:
+                    pgconn.send_prepare(query.name.encode(), query.text.encode())
+                    preparing[query.name] = place
+                    place += 1
+                pgconn.send_query_prepared(query.name.encode(), values, formats, 1)
+                places.append(place)
+                place += 1
             pgconn.pipeline_sync()
             results = await self.finish_round()
         except (psycopg.Error, trio.ClosedResourceError) as exc:
@@ -284,22 +287,19 @@ class Connection:
         finally:
             self.busy_since = None
 
-        if prepared is None:
+        for name, place in preparing.items():
             # It stays prepared even when the statement itself failed: PREPARE is not transactional.
-            before = begin + sets_tenant
-            if len(results) > before and results[before].status == _COMMAND_OK:
-                self._prepared[query.name] = prepared = _Prepared(query.name.encode())
-        last = results[-1]
-        if last.status == _TUPLES_OK and prepared is not None:
-            self._tenant = wanted
-            return self._rows(last, prepared)
-        failed = next((result for result in results if result.status not in (_COMMAND_OK, _TUPLES_OK)), None)
-        if failed is None:
-            self._tenant = wanted
-            return []
-        if sets_tenant or begin or self._pgconn.transaction_status != _IDLE:
-            self._tenant = None
-        raise from_result(failed)
+            if place < len(results) and results[place].status == _COMMAND_OK:
+                prepared[name] = None
+        for result in results:
+            if result.status not in (_TUPLES_OK, _COMMAND_OK):
+                if sets_tenant or begin or pgconn.transaction_status != _IDLE:
+                    self._tenant = None
+                raise from_result(result)
+        self._tenant = wanted
+        return [
+            self._rows(results[place], statement[0].name) for place, statement in zip(places, statements, strict=True)
+        ]
 
     async def command(self, text: bytes) -> str:
         """Run a statement without parameters or rows (commit, rollback); its command tag."""
@@ -349,10 +349,12 @@ class Connection:
                 return results
             results.append(result)
 
-    def _rows(self, result: pq.abc.PGresult, prepared: _Prepared) -> list[Row]:
-        decoders = prepared.decoders
+    def _rows(self, result: pq.abc.PGresult, name: str) -> list[Row]:
+        if result.status != _TUPLES_OK:
+            return []
+        decoders = self._prepared[name]
         if decoders is None:
-            decoders = prepared.decoders = tuple(
+            decoders = self._prepared[name] = tuple(
                 decoder(result.ftype(column), (result.fname(column) or b"?").decode())
                 for column in range(result.nfields)
             )

@@ -19,6 +19,7 @@ holds none.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from collections import deque
@@ -26,12 +27,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from operator import attrgetter
 
 import outcome
 import trio
 
 from fusefs.db.connection import DAEMON_ROLE, Backend, Connection, Row
 from fusefs.db.failures import LostInFlight, NotConnected, Retryable
+from fusefs.db.group_commit import IMPATIENT, LARGEST_BYTES, Attempt, Line, Member
 from fusefs.db.queries import Query
 from fusefs.db.values import Param
 from fusefs.rules.errors import Exists, FsError, Unavailable
@@ -63,19 +66,6 @@ _SYNC = Query(
     " select pg_logical_emit_message(true, 'fusefs', '')::text from durable",
 )
 _CANCEL_S = 1.0
-
-
-@dataclass(slots=True)
-class Attempt:
-    """One write that must happen exactly once.
-
-    Attributes:
-        write_id: unique in the history.
-        backend: may have applied it, or still may: nobody knows. None: not sent, or its outcome is known.
-    """
-
-    write_id: str
-    backend: Backend | None = None
 
 
 class Unsettled(LostInFlight):
@@ -138,13 +128,13 @@ class _Turns:
         return task
 
 
-def _transfer_s(params: Sequence[Param]) -> float:
-    """How much longer a write may take for its size: a server that is busy with 100 MB is not away."""
+def _longest(params: Sequence[Param]) -> int:
+    """The length of the longest parameter: a server that is busy with 100 MB is not away."""
     longest = 0
     for value in params:
         if isinstance(value, _SIZED) and len(value) > longest:
             longest = len(value)
-    return longest / _SLOWEST_BYTES_PER_S
+    return longest
 
 
 class _Backoff:
@@ -233,6 +223,7 @@ class Database:
         self._all: set[Connection] = set()
         self._slots = 0  # connections that are open or being opened
         self._waiting = _Turns()
+        self._lines: dict[str | None, Line] = {}
         self._closed = False
         self._closed_trips = 0
         self._lost = 0
@@ -286,6 +277,7 @@ class Database:
         params: Sequence[Param],
         confirm: Callable[[], Awaitable[list[Row] | None]],
         attempt: Attempt | None = None,
+        beside: str | None = None,
     ) -> list[Row]:
         """Run one statement exactly once, and return its rows.
 
@@ -295,24 +287,92 @@ class Database:
             confirm: asks whether the statement was applied (by its `write_id`): the rows that it would have
                 returned, or None. Called only when no backend can apply it any more, or when a repetition
                 met the unique index.
+            beside: the path of the row that it changes, where it may share a transaction with others
+                (`db/group_commit.py`): it sets nothing for its transaction.
 
         Raises Unavailable when it was not applied within the write timeout, which is longer for much content;
         Unsettled when that could not be found out; else what the SQLSTATE stands for.
         """
-        backoff = _Backoff(trio.current_time() + self._write_timeout_s + _transfer_s(params))
         attempt = attempt or Attempt("")
+        longest = _longest(params)
+        deadline = trio.current_time() + self._write_timeout_s + longest / _SLOWEST_BYTES_PER_S
+
+        async def alone() -> list[Row]:
+            return await self._write_alone(tenant_id, query, params, confirm, attempt, deadline)
+
+        if beside is None or not attempt.announced or longest > LARGEST_BYTES:
+            return await alone()
+        line = self._lines.setdefault(tenant_id, Line())
+        line.writes += 1
+        leads = False
+        try:
+            member = Member(query, params, beside, longest, attempt)
+            leads = await line.enter(member)
+            if leads and len(members := line.take(member)) > 1:
+                await self._write_together(tenant_id, members, deadline)
+            return await alone() if member.rows is None else member.rows
+        finally:
+            if leads:
+                line.leave()
+            line.writes -= 1
+            if not line.writes:
+                del self._lines[tenant_id]
+
+    async def _write_together(self, tenant_id: str | None, members: list[Member], deadline: float) -> None:
+        """Apply all of them, or none; each is told in `rows` and its attempt. The first one leads, and goes on whatever
+        becomes of it: the others rely on it."""
+        ordered = sorted(members, key=attrgetter("path"))
+        try:
+            with trio.CancelScope(shield=True), contextlib.suppress(FsError):
+                conn = self._take_idle()
+                if conn is None:
+                    with trio.move_on_at(deadline):
+                        conn = await self._acquire()
+                if conn is None:
+                    return
+                conn.deadline = deadline
+                conn.wait_in_place = self.wait_in_place
+                for member in members:
+                    member.attempt.backend = conn.backend
+                statements = [(IMPATIENT, ()), *[(member.query, member.params) for member in ordered]]
+                try:
+                    (_, *found) = await conn.run_together(statements, tenant_id)
+                    for member, rows in zip(ordered, found, strict=True):
+                        member.rows, member.attempt.backend = rows, None
+                except LostInFlight:
+                    pass  # each finds out for itself
+                except FsError:
+                    for member in members:
+                        member.attempt.backend = None  # the server's answer, or nothing was sent
+                finally:
+                    conn.deadline = math.inf
+                    self._release(conn)
+        finally:
+            for member in members[1:]:
+                member.wake(leads=False)
+
+    async def _write_alone(
+        self,
+        tenant_id: str | None,
+        query: Query,
+        params: Sequence[Param],
+        confirm: Callable[[], Awaitable[list[Row] | None]],
+        attempt: Attempt,
+        deadline: float,
+    ) -> list[Row]:
+        """As `write`, which see. Where the attempt has a backend already, it may have been applied."""
+        backoff = _Backoff(deadline)
         conflicts = 0
         doubtful = False
         while True:
-            conn: Connection | None = None
-            failed: FsError | None = None
+            failed: FsError = Unavailable("Postgres did not take the write in time")
             try:
-                conn = self._take_idle()
-                if conn is None:
-                    with trio.move_on_at(backoff.deadline):
+                conn = None
+                if attempt.backend is None and (conn := self._take_idle()) is None:
+                    with trio.move_on_at(deadline):
                         conn = await self._acquire()
                 if conn is not None:
-                    conn.deadline = backoff.deadline
+                    conn.deadline = deadline
                     conn.wait_in_place = self.wait_in_place
                     attempt.backend = conn.backend
                     try:
@@ -327,12 +387,10 @@ class Database:
                     finally:
                         conn.deadline = math.inf
                         self._release(conn)
-            except LostInFlight as exc:
+            except (LostInFlight, NotConnected) as exc:
                 failed = exc
-            except NotConnected as exc:
-                conn, failed = None, exc
             except Retryable as exc:
-                conn, failed = None, exc
+                failed = exc
                 conflicts += 1
                 if conflicts > _RETRIES:
                     raise
@@ -340,15 +398,14 @@ class Database:
                 if doubtful and (found := await confirm()) is not None:
                     return found
                 raise
-            # Here `conn` is a connection that broke with the statement on its way, or None.
-            if conn is not None:
+            if attempt.backend is not None:  # a connection broke with the statement on its way
                 doubtful = True
-                until = max(backoff.deadline, trio.current_time()) + min(_SETTLE_S, self._write_timeout_s)
+                until = max(deadline, trio.current_time()) + min(_SETTLE_S, self._write_timeout_s)
                 settled = await self._settle(attempt, until, confirm)
                 if settled is not None:
                     return settled
                 failed = Unavailable("Postgres did not take the write in time; it was not applied")
-            await backoff.pause(failed or Unavailable("Postgres did not take the write in time"))
+            await backoff.pause(failed)
 
     async def sync(self) -> None:
         """Return when everything that was committed before is on the server's disk, whoever committed it and however.

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fusefs.db.failures import Retryable
-from fusefs.db.pool import Attempt, Database
+from fusefs.db.group_commit import Attempt
+from fusefs.db.pool import Database
 from fusefs.db.queries import Query, query
 from fusefs.db.values import Param
 from fusefs.rules import events, paths
@@ -276,6 +277,7 @@ async def create(
         rows = await _commit(
             db,
             scope,
+            path,
             attempt,
             attrs,
             _COMMIT_REVIVE if revive else _COMMIT_CREATE,
@@ -342,6 +344,7 @@ async def write(
         rows = await _commit(
             db,
             scope,
+            path,
             attempt,
             attrs,
             _COMMIT_WRITE,
@@ -405,6 +408,7 @@ async def append(
         rows = await _commit(
             db,
             scope,
+            path,
             attempt,
             attrs,
             _COMMIT_APPEND,
@@ -660,13 +664,13 @@ async def reserve_inos(db: Database, tenant_id: str, count: int) -> list[int]:
     return [row[0] for row in await db.run(tenant_id, _RESERVE_INOS, count)]
 
 
-def new_attempt() -> Attempt:
-    """A change that is about to be made."""
-    return Attempt(new_id())
+def new_attempt(*, announced: bool = True) -> Attempt:
+    """A change that is about to be made; `announced`: see `Attempt`."""
+    return Attempt(new_id(), announced=announced)
 
 
 async def _commit(
-    db: Database, scope: Scope, attempt: Attempt, attrs: Attrs, statement: Query, params: Sequence[Param]
+    db: Database, scope: Scope, path: str, attempt: Attempt, attrs: Attrs, statement: Query, params: Sequence[Param]
 ) -> list[Row]:
     """Change content exactly once."""
     return await db.write(
@@ -675,6 +679,7 @@ async def _commit(
         params,
         lambda: _confirm_write(db, scope, attempt.write_id, attrs.mtime_ns or 0),
         attempt,
+        path,
     )
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from fusefs.db.connection import Backend
-from fusefs.db.pool import Attempt, Database
+from fusefs.db.group_commit import Attempt
+from fusefs.db.pool import Database
 from fusefs.rules.config import Limits
 from fusefs.rules.errors import Exists, NotFound, StaleVersion
 from fusefs.rules.model import CLAIMED, Attrs

@@ -1,0 +1,130 @@
+"""Group commit: writes that would wait for one another in Postgres share one transaction.
+
+Decided here and only here: which writes wait, who shares a transaction with whom, and in which order.
+
+A change that is announced holds one lock of the whole server from before its commit until the log is on disk (NOTIFY).
+So several at once are no faster than one after the other, while one transaction takes the lock, and waits for the disk,
+once for all that it holds. The first write goes at once. Those that come while it is under way wait in line; when it is
+back, the first of them takes those behind it along.
+
+None of them depends on another. Where one fails, or has to wait for a row, none is applied and each goes alone; who has
+waited in line for 50 ms goes as well, since what is under way waits for something that does not concern it.
+
+Threading: belongs to the trio thread; any number of tasks at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import outcome
+import trio
+
+from fusefs.db.connection import Backend, Row
+from fusefs.db.queries import Query
+from fusefs.db.values import Param
+
+LARGEST_BYTES = 64 << 10
+"""What a write may carry that shares a transaction: the others wait for it."""
+_TOGETHER = 16
+_TOGETHER_BYTES = 256 << 10
+_PATIENCE_MS = 50
+
+IMPATIENT = Query("set_lock_timeout", f"select set_config('lock_timeout', '{_PATIENCE_MS}ms', true)")
+"""The first statement of a shared transaction: the others wait while one waits for a row."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One write that must happen exactly once.
+
+    Attributes:
+        write_id: unique in the history.
+        backend: may have applied it, or still may: nobody knows. None: not sent, or its outcome is known.
+        announced: others may be told of it; False where nobody else follows the namespace.
+    """
+
+    write_id: str
+    backend: Backend | None = None
+    announced: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A write that may share a transaction: it sets nothing for its transaction.
+
+    Attributes:
+        path: of its row. Members lock their rows in the order of these, as rename does, so that no two transactions
+            wait for each other.
+        size: bytes of what it carries.
+        rows: what it returned; None: it was not applied with others, or nobody knows (its attempt has a backend then).
+    """
+
+    query: Query
+    params: Sequence[Param]
+    path: str
+    size: int
+    attempt: Attempt
+    rows: list[Row] | None = None
+    task: trio.lowlevel.Task | None = field(default=None, init=False)
+
+    def wake(self, *, leads: bool) -> None:
+        """End its wait in the line. Without `leads` it was taken along, for better or worse."""
+        assert self.task is not None
+        trio.lowlevel.reschedule(self.task, outcome.Value(leads))
+
+
+class Line:
+    """The announced writes of one tenant.
+
+    Attributes:
+        writes: how many there are, in line or under way.
+    """
+
+    def __init__(self) -> None:
+        self.writes = 0
+        self._under_way = 0
+        self._waiting: deque[Member] = deque()
+
+    async def enter(self, member: Member) -> bool:
+        """Return True when the write is to lead, with those that `take` returns, and to call `leave` at its end; False
+        when another one took it along."""
+        if self._under_way:
+            with trio.move_on_after(_PATIENCE_MS / 1000):
+                return await self._wait(member)
+        self._under_way += 1
+        return True
+
+    async def _wait(self, member: Member) -> bool:
+        member.task = trio.lowlevel.current_task()
+        self._waiting.append(member)
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            if member not in self._waiting:
+                # Under way: what becomes of it is known soon.
+                return trio.lowlevel.Abort.FAILED
+            self._waiting.remove(member)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        leads: bool = await trio.lowlevel.wait_task_rescheduled(abort)
+        return leads
+
+    def take(self, leader: Member) -> list[Member]:
+        """Take out of the line who goes along; returns all that go, the leader first."""
+        members = [leader]
+        size = leader.size
+        while self._waiting and len(members) < _TOGETHER:
+            size += self._waiting[0].size
+            if size > _TOGETHER_BYTES:
+                break
+            members.append(self._waiting.popleft())
+        return members
+
+    def leave(self) -> None:
+        """The one that led is done: the next one leads."""
+        if self._waiting:
+            self._waiting.popleft().wake(leads=True)
+        else:
+            self._under_way -= 1
