@@ -4,8 +4,10 @@ Decided here and only here: which writes wait, who shares a transaction with who
 
 A change that is announced holds one lock of the whole server from before its commit until the log is on disk (NOTIFY).
 So several at once are no faster than one after the other, while one transaction takes the lock, and waits for the disk,
-once for all that it holds. The first write goes at once. Those that come while it is under way wait in line; when it is
-back, the first of them takes those behind it along.
+once for all that it holds. Nor are they where the disk takes less time than both sides need to wake for each of them.
+The first write goes at once. Those that come while it is under way wait in line; when it is back, the first of them
+takes those behind it along. Changes that nobody is told of do so only while the server is quick: they share the
+flushes of a slow disk, and are faster at once.
 
 None of them depends on another. Where one fails, or has to wait for a row, none is applied and each goes alone; who has
 waited in line for 50 ms goes as well, since what is under way waits for something that does not concern it.
@@ -15,6 +17,7 @@ Threading: belongs to the trio thread; any number of tasks at once.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,6 +34,11 @@ LARGEST_BYTES = 64 << 10
 _TOGETHER = 16
 _TOGETHER_BYTES = 256 << 10
 _PATIENCE_MS = 50
+_QUICK_S = 0.001
+"""How long a commit takes at most, at best, where others had better wait for it. Measured: where one took 0.5 ms, eight
+writers were 1.2 times as fast so, 0.8 times where one took 2.5 ms."""
+_FORGET = 1.02
+"""How much longer the quickest commit is taken to have been with each one that was slower."""
 
 IMPATIENT = Query("set_lock_timeout", f"select set_config('lock_timeout', '{_PATIENCE_MS}ms', true)")
 """The first statement of a shared transaction: the others wait while one waits for a row."""
@@ -76,8 +84,32 @@ class Member:
         trio.lowlevel.reschedule(self.task, outcome.Value(leads))
 
 
+class Pace:
+    """How quick commits are of late that began alone: one that comes while the disk is busy may be done with another's
+    flush."""
+
+    def __init__(self) -> None:
+        self._under_way = 0
+        self._quickest_s = math.inf
+
+    def begin(self) -> float | None:
+        """A commit begins. Give `end` what this returns."""
+        self._under_way += 1
+        return trio.current_time() if self._under_way == 1 else None
+
+    def end(self, began: float | None) -> None:
+        """A commit is done. One that failed did not begin, None: it may not have waited for the disk."""
+        self._under_way -= 1
+        if began is not None:
+            self._quickest_s = min(trio.current_time() - began, self._quickest_s * _FORGET)
+
+    @property
+    def quick(self) -> bool:
+        return self._quickest_s < _QUICK_S
+
+
 class Line:
-    """The announced writes of one tenant.
+    """The writes of one tenant that share transactions.
 
     Attributes:
         writes: how many there are, in line or under way.

@@ -34,7 +34,7 @@ import trio
 
 from fusefs.db.connection import DAEMON_ROLE, Backend, Connection, Row
 from fusefs.db.failures import LostInFlight, NotConnected, Retryable
-from fusefs.db.group_commit import IMPATIENT, LARGEST_BYTES, Attempt, Line, Member
+from fusefs.db.group_commit import IMPATIENT, LARGEST_BYTES, Attempt, Line, Member, Pace
 from fusefs.db.queries import Query
 from fusefs.db.values import Param
 from fusefs.rules.errors import Exists, FsError, Unavailable
@@ -224,6 +224,7 @@ class Database:
         self._slots = 0  # connections that are open or being opened
         self._waiting = _Turns()
         self._lines: dict[str | None, Line] = {}
+        self._pace = Pace()
         self._closed = False
         self._closed_trips = 0
         self._lost = 0
@@ -297,10 +298,20 @@ class Database:
         longest = _longest(params)
         deadline = trio.current_time() + self._write_timeout_s + longest / _SLOWEST_BYTES_PER_S
 
-        async def alone() -> list[Row]:
+        if beside is None or longest > LARGEST_BYTES:
             return await self._write_alone(tenant_id, query, params, confirm, attempt, deadline)
 
-        if beside is None or not attempt.announced or longest > LARGEST_BYTES:
+        async def alone() -> list[Row]:
+            began = self._pace.begin()
+            try:
+                return await self._write_alone(tenant_id, query, params, confirm, attempt, deadline)
+            except BaseException:
+                began = None
+                raise
+            finally:
+                self._pace.end(began)
+
+        if not (attempt.announced or self._pace.quick):
             return await alone()
         line = self._lines.setdefault(tenant_id, Line())
         line.writes += 1
@@ -335,16 +346,19 @@ class Database:
                 for member in members:
                     member.attempt.backend = conn.backend
                 statements = [(IMPATIENT, ()), *[(member.query, member.params) for member in ordered]]
+                began = self._pace.begin()
                 try:
                     (_, *found) = await conn.run_together(statements, tenant_id)
                     for member, rows in zip(ordered, found, strict=True):
                         member.rows, member.attempt.backend = rows, None
                 except LostInFlight:
-                    pass  # each finds out for itself
+                    began = None  # each finds out for itself
                 except FsError:
+                    began = None
                     for member in members:
                         member.attempt.backend = None  # the server's answer, or nothing was sent
                 finally:
+                    self._pace.end(began)
                     conn.deadline = math.inf
                     self._release(conn)
         finally:

@@ -187,6 +187,51 @@ async def test_who_does_not_wait_in_line(plain: str, why: str) -> None:
 
 
 @pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize(("quick_s", "shares"), [(60.0, [1, 1, 2]), (0.0, [1, 1, 1, 1])], ids=["quick", "slow"])
+async def test_what_is_not_announced_waits_where_the_server_is_quick(
+    plain: str, monkeypatch: pytest.MonkeyPatch, quick_s: float, shares: list[int]
+) -> None:
+    monkeypatch.setattr(group_commit, "_QUICK_S", quick_s)
+    async with open_database(plain, origin="o") as db:
+        await Note(db, "/before").write()
+        notes = [Note(db, "/a"), Note(db, "/b")]
+        for note in notes:
+            note.attempt.announced = False
+        async with behind_one(db, plain, *notes):
+            if not quick_s:
+                while not all(note.applied for note in notes):
+                    await trio.lowlevel.checkpoint()
+    assert all(note.applied for note in notes)
+    found = execute(plain, "select count(*) from notes group by xmin::text order by 1")
+    assert [share for (share,) in found] == shares
+
+
+async def test_how_quick_commits_are(autojump_clock: trio.testing.MockClock) -> None:
+    pace = group_commit.Pace()
+    assert not pace.quick
+    first = pace.begin()
+    await trio.sleep(0.002)
+    pace.end(pace.begin())  # began beside another, and may have had its flush
+    assert not pace.quick
+    pace.end(first)
+    assert not pace.quick
+    began = pace.begin()
+    await trio.sleep(0.0005)
+    pace.end(began)
+    assert pace.quick
+    for _ in range(20):
+        began = pace.begin()
+        await trio.sleep(0.002)
+        pace.end(began)
+    assert pace.quick  # one that is slow now and then does not count
+    for _ in range(20):
+        began = pace.begin()
+        await trio.sleep(0.002)
+        pace.end(began)
+    assert not pace.quick
+
+
+@pytest.mark.usefixtures("patient")
 async def test_cancelled_in_line(plain: str) -> None:
     async with open_database(plain, origin="o") as db:
         notes = [Note(db, "/a"), Note(db, "/b"), Note(db, "/c")]
