@@ -1,8 +1,8 @@
 """One connection to Postgres, waited on from trio: prepared statements through `psycopg.pq`.
 
 Decided here and only here: how a statement travels. A connection stays in libpq's pipeline mode: the
-tenant (only when it differs from the last one), the PREPARE (only the first time) and the statement
-leave together and cost one round trip.
+tenant (only when it differs from the last one), the PREPARE (only the first time) and the statement, or several of one
+transaction, leave together and cost one round trip.
 
 A statement whose task is cancelled, or that fails in any way but by the server's own error, leaves the
 connection in the middle of a result: it is closed then, and never used again.
@@ -244,11 +244,11 @@ class Connection:
     async def run_together(
         self, statements: Sequence[tuple[Query, Sequence[Param]]], tenant: str | None = None, *, begin: bool = False
     ) -> list[list[Row]]:
-        """Run prepared statements in one round trip and one transaction, all or none, and return the rows of each.
+        """Run prepared statements in one round trip and one transaction, and return the rows of each.
 
         Args:
             tenant: the tenant that row-level security lets through; None for none.
-            begin: leave the transaction open.
+            begin: open a transaction first and leave it open; else all of them are applied, or none.
 
         Raises the error that the SQLSTATE stands for; LostInFlight when the connection broke.
         """
@@ -287,9 +287,9 @@ class Connection:
         finally:
             self.busy_since = None
 
-        for name, place in preparing.items():
+        for name, at in preparing.items():
             # It stays prepared even when the statement itself failed: PREPARE is not transactional.
-            if place < len(results) and results[place].status == _COMMAND_OK:
+            if at < len(results) and results[at].status == _COMMAND_OK:
                 prepared[name] = None
         for result in results:
             if result.status not in (_TUPLES_OK, _COMMAND_OK):
@@ -297,9 +297,7 @@ class Connection:
                     self._tenant = None
                 raise from_result(result)
         self._tenant = wanted
-        return [
-            self._rows(results[place], statement[0].name) for place, statement in zip(places, statements, strict=True)
-        ]
+        return [self._rows(results[at], query.name) for at, (query, _) in zip(places, statements, strict=True)]
 
     async def command(self, text: bytes) -> str:
         """Run a statement without parameters or rows (commit, rollback); its command tag."""

@@ -19,7 +19,6 @@ holds none.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import random
 from collections import deque
@@ -34,7 +33,7 @@ import trio
 
 from fusefs.db.connection import DAEMON_ROLE, Backend, Connection, Row
 from fusefs.db.failures import LostInFlight, NotConnected, Retryable
-from fusefs.db.group_commit import IMPATIENT, LARGEST_BYTES, Attempt, Line, Member, Pace
+from fusefs.db.group_commit import IMPATIENT, LARGEST_BYTES, PATIENT, Attempt, Line, Member, Pace
 from fusefs.db.queries import Query
 from fusefs.db.values import Param
 from fusefs.rules.errors import Exists, FsError, Unavailable
@@ -129,7 +128,7 @@ class _Turns:
 
 
 def _longest(params: Sequence[Param]) -> int:
-    """The length of the longest parameter: a server that is busy with 100 MB is not away."""
+    """The length of the longest parameter: the content, if that is large."""
     longest = 0
     for value in params:
         if isinstance(value, _SIZED) and len(value) > longest:
@@ -278,7 +277,7 @@ class Database:
         params: Sequence[Param],
         confirm: Callable[[], Awaitable[list[Row] | None]],
         attempt: Attempt | None = None,
-        beside: str | None = None,
+        beside: tuple[str, str] | None = None,
     ) -> list[Row]:
         """Run one statement exactly once, and return its rows.
 
@@ -288,7 +287,7 @@ class Database:
             confirm: asks whether the statement was applied (by its `write_id`): the rows that it would have
                 returned, or None. Called only when no backend can apply it any more, or when a repetition
                 met the unique index.
-            beside: the path of the row that it changes, where it may share a transaction with others
+            beside: agent and path of the row that it changes, where it may share a transaction with others
                 (`db/group_commit.py`): it sets nothing for its transaction.
 
         Raises Unavailable when it was not applied within the write timeout, which is longer for much content;
@@ -296,71 +295,61 @@ class Database:
         """
         attempt = attempt or Attempt("")
         longest = _longest(params)
+        # A server that is busy with 100 MB is not away.
         deadline = trio.current_time() + self._write_timeout_s + longest / _SLOWEST_BYTES_PER_S
-
         if beside is None or longest > LARGEST_BYTES:
             return await self._write_alone(tenant_id, query, params, confirm, attempt, deadline)
 
         async def alone() -> list[Row]:
-            began = self._pace.begin()
+            began, rows = self._pace.begin(), []
             try:
-                return await self._write_alone(tenant_id, query, params, confirm, attempt, deadline)
-            except BaseException:
-                began = None
-                raise
+                rows = await self._write_alone(tenant_id, query, params, confirm, attempt, deadline)
+                return rows
             finally:
-                self._pace.end(began)
+                self._pace.end(began, rows)
 
         if not (attempt.announced or self._pace.quick):
             return await alone()
         line = self._lines.setdefault(tenant_id, Line())
         line.writes += 1
-        leads = False
+        member = Member(query, params, beside, longest, attempt)
         try:
-            member = Member(query, params, beside, longest, attempt)
             leads = await line.enter(member)
             if leads and len(members := line.take(member)) > 1:
                 await self._write_together(tenant_id, members, deadline)
+                line.leave(member)
             return await alone() if member.rows is None else member.rows
         finally:
-            if leads:
-                line.leave()
+            line.leave(member)
             line.writes -= 1
             if not line.writes:
                 del self._lines[tenant_id]
 
     async def _write_together(self, tenant_id: str | None, members: list[Member], deadline: float) -> None:
-        """Apply all of them, or none; each is told in `rows` and its attempt. The first one leads, and goes on whatever
-        becomes of it: the others rely on it."""
-        ordered = sorted(members, key=attrgetter("path"))
+        """Apply all of them, or none; each is told in `rows` and its attempt."""
+        ordered = sorted(members, key=attrgetter("place"))
+        statements = [(IMPATIENT, ()), *[(member.query, member.params) for member in ordered], (PATIENT, ())]
         try:
-            with trio.CancelScope(shield=True), contextlib.suppress(FsError):
-                conn = self._take_idle()
-                if conn is None:
-                    with trio.move_on_at(deadline):
-                        conn = await self._acquire()
-                if conn is None:
-                    return
-                conn.deadline = deadline
-                conn.wait_in_place = self.wait_in_place
+            conn = await self._acquire_by(deadline)
+            if conn is None:
+                return
+            for member in members:
+                member.attempt.backend = conn.backend
+            self._pace.begin()
+            try:
+                (_, *found, _) = await conn.run_together(statements, tenant_id)
+                for member, rows in zip(ordered, found, strict=True):
+                    member.rows, member.attempt.backend = rows, None
+            except LostInFlight:
+                pass  # each finds out for itself
+            except FsError:
                 for member in members:
-                    member.attempt.backend = conn.backend
-                statements = [(IMPATIENT, ()), *[(member.query, member.params) for member in ordered]]
-                began = self._pace.begin()
-                try:
-                    (_, *found) = await conn.run_together(statements, tenant_id)
-                    for member, rows in zip(ordered, found, strict=True):
-                        member.rows, member.attempt.backend = rows, None
-                except LostInFlight:
-                    began = None  # each finds out for itself
-                except FsError:
-                    began = None
-                    for member in members:
-                        member.attempt.backend = None  # the server's answer, or nothing was sent
-                finally:
-                    self._pace.end(began)
-                    conn.deadline = math.inf
-                    self._release(conn)
+                    member.attempt.backend = None  # the server's answer, or nothing was sent
+            finally:
+                self._pace.end(None, [])
+                self._release(conn)
+        except NotConnected:
+            pass  # each tries for itself
         finally:
             for member in members[1:]:
                 member.wake(leads=False)
@@ -379,15 +368,10 @@ class Database:
         conflicts = 0
         doubtful = False
         while True:
-            failed: FsError = Unavailable("Postgres did not take the write in time")
+            failed: FsError | None = None
             try:
-                conn = None
-                if attempt.backend is None and (conn := self._take_idle()) is None:
-                    with trio.move_on_at(deadline):
-                        conn = await self._acquire()
+                conn = await self._acquire_by(deadline) if attempt.backend is None else None
                 if conn is not None:
-                    conn.deadline = deadline
-                    conn.wait_in_place = self.wait_in_place
                     attempt.backend = conn.backend
                     try:
                         rows = await conn.run(query, params, tenant_id)
@@ -399,7 +383,6 @@ class Database:
                         attempt.backend = None  # the server's answer, or nothing was sent
                         raise
                     finally:
-                        conn.deadline = math.inf
                         self._release(conn)
             except (LostInFlight, NotConnected) as exc:
                 failed = exc
@@ -419,7 +402,7 @@ class Database:
                 if settled is not None:
                     return settled
                 failed = Unavailable("Postgres did not take the write in time; it was not applied")
-            await backoff.pause(failed)
+            await backoff.pause(failed or Unavailable("Postgres did not take the write in time"))
 
     async def sync(self) -> None:
         """Return when everything that was committed before is on the server's disk, whoever committed it and however.
@@ -557,6 +540,17 @@ class Database:
             except NotConnected as exc:
                 failed = exc
 
+    async def _acquire_by(self, deadline: float) -> Connection | None:
+        """A connection for a write that is given up at a deadline, in trio's time; None: there was none until then."""
+        conn = self._take_idle()
+        if conn is None:
+            with trio.move_on_at(deadline):
+                conn = await self._acquire()
+        if conn is not None:
+            conn.deadline = deadline
+            conn.wait_in_place = self.wait_in_place
+        return conn
+
     async def _acquire(self) -> Connection:
         """The connection used last (its caches are warm), a new one, or, in turn, the next that is given back."""
         conn = self._take_idle()
@@ -623,6 +617,7 @@ class Database:
         return given
 
     def _release(self, conn: Connection) -> None:
+        conn.deadline = math.inf
         if self._closed or not conn.idle:
             self._drop(conn, lost=True)
             self._pass_slot()

@@ -679,7 +679,7 @@ async def _commit(
         params,
         lambda: _confirm_write(db, scope, attempt.write_id, attrs.mtime_ns or 0),
         attempt,
-        path,
+        (scope.agent_id, path),
     )
 
 

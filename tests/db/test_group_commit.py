@@ -39,7 +39,7 @@ class Note:
     async def write(self, tenant: str = "t1") -> None:
         with self.scope:
             params = (self.attempt.write_id, self.content)
-            self.rows = await self.db.write(tenant, self.query, params, self._confirm, self.attempt, self.path)
+            self.rows = await self.db.write(tenant, self.query, params, self._confirm, self.attempt, ("a1", self.path))
 
     async def _confirm(self) -> list[tuple[object, ...]] | None:
         rows = await self.db.run("t1", FIND, self.attempt.write_id)
@@ -67,7 +67,7 @@ def held(dsn: str, lock: int) -> Iterator[None]:
 
 @asynccontextmanager
 async def behind_one(db: Database, plain: str, *notes: Note) -> AsyncIterator[trio.Nursery]:
-    """Writes that wait in line behind one that is under way. Leaving the block lets that one go on."""
+    """Writes that wait in line, in this order, behind one that is under way. Leaving the block lets that one go on."""
     first = Note(db, "/first", query=SLOW_INSERT)
     ((pid,),) = await db.run("t1", PID)
     async with trio.open_nursery() as nursery:
@@ -76,7 +76,7 @@ async def behind_one(db: Database, plain: str, *notes: Note) -> AsyncIterator[tr
             await wait_active(plain, pid)
             for note in notes:
                 nursery.start_soon(note.write)
-            await trio.testing.wait_all_tasks_blocked()
+                await trio.testing.wait_all_tasks_blocked()
             yield nursery
     assert first.applied
 
@@ -159,20 +159,54 @@ async def test_a_shared_transaction_that_is_lost_on_its_way(plain: str, answered
         notes = [Note(db, "/a"), Note(db, "/b"), Note(db, "/c")]
         async with behind_one(db, plain, *notes):
             if answered:
-                relay.lose_answer = b"set_lock_timeout"
+                relay.lose_answer = b"set_impatient"
             else:
-                relay.lose_request = b"set_lock_timeout"
+                relay.lose_request = b"set_impatient"
     assert all(note.applied for note in notes)
     assert [note.confirms for note in notes] == [[answered]] * 3
     assert sorted(stored(plain), key=str) == sorted(note.attempt.write_id for note in notes)
 
 
-async def test_nobody_waits_in_line_for_what_is_stuck(plain: str) -> None:
+async def test_nobody_waits_in_line_for_what_is_stuck(plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_database(plain, origin="o") as db:
         async with behind_one(db, plain):
-            for note in (Note(db, "/a"), Note(db, "/b")):
+            note = Note(db, "/a")
+            await note.write()
+            assert note.applied
+            # One has waited, and led from then on. Nobody else has to.
+            monkeypatch.setattr(group_commit, "_PATIENCE_MS", 60_000)
+            for note in (Note(db, "/b"), Note(db, "/c")):
                 await note.write()
                 assert note.applied
+
+
+@pytest.mark.usefixtures("patient")
+async def test_the_lock_of_notify_is_waited_for(plain: str) -> None:
+    """The commit takes it; so what a deferred trigger finds there holds for it."""
+    execute(plain, "create table found (lock_timeout text)")
+    execute(plain, "grant insert on found to fusefs_daemon")
+    execute(
+        plain,
+        "create function look() returns trigger language plpgsql as $$ begin"
+        " insert into found values (current_setting('lock_timeout')); return null; end $$",
+    )
+    execute(
+        plain,
+        "create constraint trigger look after insert on notes deferrable initially deferred"
+        " for each row execute function look()",
+    )
+    try:
+        async with open_database(plain, origin="o") as db:
+            notes = [Note(db, "/a"), Note(db, "/b")]
+            async with behind_one(db, plain, *notes):
+                pass
+        assert all(note.applied for note in notes)
+        assert execute(plain, "select lock_timeout, count(*) from found group by 1") == [("0", 3)]
+        assert execute(plain, "select count(distinct xmin::text) from notes") == [(2,)]
+    finally:
+        execute(plain, "drop trigger look on notes")
+        execute(plain, "drop function look()")
+        execute(plain, "drop table found")
 
 
 @pytest.mark.usefixtures("patient")
@@ -208,26 +242,27 @@ async def test_what_is_not_announced_waits_where_the_server_is_quick(
 
 async def test_how_quick_commits_are(autojump_clock: trio.testing.MockClock) -> None:
     pace = group_commit.Pace()
+
+    async def commit(seconds: float, *, fails: bool = False) -> None:
+        began = pace.begin()
+        await trio.sleep(seconds)
+        pace.end(began, [] if fails else [()])
+
     assert not pace.quick
-    first = pace.begin()
-    await trio.sleep(0.002)
-    pace.end(pace.begin())  # began beside another, and may have had its flush
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(commit, 0.002)
+        await trio.testing.wait_all_tasks_blocked()
+        await commit(0.0005)  # beside another: it may have had its flush
     assert not pace.quick
-    pace.end(first)
+    await commit(0.0001, fails=True)
     assert not pace.quick
-    began = pace.begin()
-    await trio.sleep(0.0005)
-    pace.end(began)
+    await commit(0.0005)
     assert pace.quick
     for _ in range(20):
-        began = pace.begin()
-        await trio.sleep(0.002)
-        pace.end(began)
+        await commit(0.002)
     assert pace.quick  # one that is slow now and then does not count
     for _ in range(20):
-        began = pace.begin()
-        await trio.sleep(0.002)
-        pace.end(began)
+        await commit(0.002)
     assert not pace.quick
 
 
@@ -245,22 +280,29 @@ async def test_cancelled_in_line(plain: str) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-async def test_cancelled_while_the_shared_transaction_is_under_way(plain: str) -> None:
-    """Whoever leads goes on for the others; whoever was taken along waits to know what becomes of it."""
+@pytest.mark.parametrize("who", ["leader", "taken along", "all"])
+async def test_cancelled_while_the_shared_transaction_is_under_way(plain: str, who: str) -> None:
+    """Whoever was taken along waits to know what becomes of it. Where the leader goes, the others find out."""
     async with open_relay(plain) as relay, open_database(relay.dsn, origin="o") as db:
         notes = [Note(db, "/a"), Note(db, "/b"), Note(db, "/c")]
         async with trio.open_nursery() as nursery:
             async with behind_one(db, plain, *notes):
-                relay.hold_answer = b"set_lock_timeout"
+                relay.hold_answer = b"set_impatient"
 
                 @nursery.start_soon
                 async def cancel() -> None:
                     while not relay.held:
                         await trio.lowlevel.checkpoint()
-                    for note in notes:
+                    for note in {"leader": notes[:1], "taken along": notes[1:], "all": notes}[who]:
                         note.scope.cancel()
                     await trio.testing.wait_all_tasks_blocked()
                     relay.thaw()
 
-    assert all(note.applied for note in notes)
+    assert [note.applied for note in notes] == {
+        "leader": [False, True, True],
+        "taken along": [True, True, True],
+        "all": [False, False, False],
+    }[who]
+    for note in notes:
+        assert note.applied or note.attempt.backend is not None  # it may have been applied
     assert sorted(stored(plain), key=str) == sorted(note.attempt.write_id for note in notes)
