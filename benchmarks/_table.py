@@ -85,7 +85,12 @@ TABLE = (
     ),
     Row("eight-writers-cpu", "writers.py", "the daemon meanwhile", "% of one core"),
     Row("eight-writers-thread", "writers.py", "its one thread runs, or waits for a core", "% of the time"),
-    Row("eight-writers-followed", "writers.py", "the same where a second host follows", "% of pgbench's eight clients"),
+    Row(
+        "eight-writers-followed",
+        "writers.py",
+        "eight writers where a second host follows",
+        "% of pgbench's eight clients",
+    ),
     Row("million-ready", "million.py", "mount among 1,000,000 files", "times an empty namespace", at_most=1.3),
     Row("million-ls", "million.py", "cold `ls -l` of 50 files there", "times that among 1,000 files", at_most=1.3),
     Row("million-memory", "million.py", "resident after `find .` through all of it", "MB", at_most=300),
