@@ -142,7 +142,13 @@ class Relay:
 
     async def _serve(self, client: trio.SocketStream) -> None:
         self.accepted += 1
+        scope = self._scope
         server = await trio.open_unix_socket(f"{self._target['host']}/.s.PGSQL.5432")
+        if scope.cancel_called:
+            # Refused while it was on its way: whoever shuts the relay wants nobody to get through.
+            client.socket.close()
+            server.socket.close()
+            return
         pair = Pair(client, server)
         self._pairs.append(pair)
         try:
