@@ -77,22 +77,21 @@ def measure(report: Report, quick: bool) -> None:
     if os.geteuid() != 0:
         raise Skip("a host's mount needs root")
     rounds, length = (2, 3) if quick else (3, 10)
-    busy: list[tuple[float, float]] = []
     with rig() as server, server.host() as mounted:
         server.generate("b", ROWS)
 
-        alone = in_turn(
-            rounds,
-            pgbench=lambda: server.pgbench(UPDATE, seconds=length, clients=WRITERS),
-            host=lambda: rate(mounted, length, busy),
-        )
-        with server.host() as other:
-            (other.path / "b" / "b" / "follower").mkdir()
-            followed = in_turn(
+        def compare(busy: list[tuple[float, float]]) -> dict[str, float]:
+            return in_turn(
                 rounds,
                 pgbench=lambda: server.pgbench(UPDATE, seconds=length, clients=WRITERS),
-                host=lambda: rate(mounted, length, []),
+                host=lambda: rate(mounted, length, busy),
             )
+
+        busy: list[tuple[float, float]] = []
+        alone = compare(busy)
+        with server.host() as other:
+            (other.path / "b" / "b" / "follower").mkdir()
+            followed = compare([])
     for medians in (alone, followed):
         report.note(", ".join(f"{name} {value:.0f} a second" for name, value in medians.items()))
     report.say("eight-writers", 100 * alone["host"] / alone["pgbench"])

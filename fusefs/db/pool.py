@@ -317,7 +317,7 @@ class Database:
             leads = await line.enter(member)
             if leads and len(members := line.take(member)) > 1:
                 await self._write_together(tenant_id, members, deadline)
-                line.leave(member)
+                line.leave(member)  # if it goes alone now, nobody waits for that
             return await alone() if member.rows is None else member.rows
         finally:
             line.leave(member)

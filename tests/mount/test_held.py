@@ -51,13 +51,17 @@ def sync(directory: Path) -> None:
         os.close(fd)
 
 
-@pytest.fixture
-def behind(mount: harness.MountFactory, line: Line) -> Iterator[harness.Mount]:
-    """The only mount, behind a line; unmounted while there is one."""
-    found = mount(session="s-only", dsn=line.dsn)
+def unmounted_while_there_is(line: Line, found: harness.Mount) -> Iterator[harness.Mount]:
+    """A mount behind a line, for a fixture."""
     yield found
     line.thaw()
     found.umount()
+
+
+@pytest.fixture
+def behind(mount: harness.MountFactory, line: Line) -> Iterator[harness.Mount]:
+    """The only mount, behind a line."""
+    yield from unmounted_while_there_is(line, mount(session="s-only", dsn=line.dsn))
 
 
 def send_late(line: Line, path: Path, time_ns: int = LONG_AGO_NS) -> None:
@@ -341,10 +345,7 @@ def test_fsync_while_no_statement_gets_through(
 
 @pytest.fixture
 def host(mount: harness.MountFactory, line: Line) -> Iterator[harness.Mount]:
-    found = mount(layout="host", dsn=line.dsn)
-    yield found
-    line.thaw()
-    found.umount()
+    yield from unmounted_while_there_is(line, mount(layout="host", dsn=line.dsn))
 
 
 @pytest.fixture
