@@ -8,6 +8,7 @@ Threading: one trio thread.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
@@ -76,8 +77,8 @@ class Mounted:
         self._touched: set[Namespace] = set()
         self._doubtful: set[Namespace] = set()
         self._holding: set[Namespace] = set()
-        self._storing: set[Namespace] = set()
-        self._holds = trio.Event()
+        # One message for each that begins to hold something.
+        self._to_store, self._begins_to_hold = trio.open_memory_channel[Namespace](math.inf)
         self._audible: set[Follower] = set()
         # Whose names are to be claimed, since others came; and who is to be subscribed to again.
         self._met: set[Follower] = set()
@@ -258,12 +259,8 @@ class Mounted:
     async def store_held(self) -> None:
         """Store the attributes that namespaces hold, a moment after the first. A task for each namespace."""
         async with trio.open_nursery() as nursery:
-            while True:
-                await self._holds.wait()
-                self._holds = trio.Event()
-                for ns in self._holding - self._storing:
-                    self._storing.add(ns)
-                    nursery.start_soon(self._store_held, ns)
+            async for ns in self._begins_to_hold:
+                nursery.start_soon(self._store_held, ns)
 
     async def _store_held(self, ns: Namespace) -> None:
         """Store what a namespace holds until it holds nothing."""
@@ -278,13 +275,12 @@ class Mounted:
                     wait_s = min(max(_ATTEND_AGAIN_S, 2 * wait_s), _ROUND_S)
                     _log.warning("mounted.attributes_wait", files=len(ns.held), error=type(error).__name__)
         finally:
-            self._storing.discard(ns)
             self._holding.discard(ns)
 
     def _note_holding(self, ns: Namespace) -> None:
         if ns not in self._holding:
             self._holding.add(ns)
-            self._holds.set()
+            self._to_store.send_nowait(ns)
 
     async def _follow_again(self, follower: Follower) -> None:
         """Where this daemon hears its own announcements, ask whether anybody else does still. Names are claimed late
